@@ -1,0 +1,147 @@
+"""Argument checks; `posenc_torch._checks` raises the same sentences for the same bad input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+def dtype_name(dtype: Any) -> str:
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return str(dtype)
+
+
+def describe(value: Any) -> str:
+    """What came: the dtype of an array, the type of anything else."""
+    return dtype_name(value.dtype) if is_array(value) else type(value).__name__
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, (Array, np.ndarray))
+
+
+def is_floating(value: Any) -> bool:
+    return is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be an int, got {type(value).__name__}.")
+    if value < at_least:
+        raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A Python number above 0, or a scalar array, whose value may be traced and is not looked at."""
+    if is_floating(value) and value.ndim == 0:
+        return
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a number, got {describe(value)}.")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        allowed = ", ".join(map(repr, choices))
+        raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.")
+
+
+def check_table_dtype(name: str, dtype: Any) -> None:
+    if dtype_name(dtype) not in ("float32", "float64"):
+        raise TypeError(
+            f"`{name}` must be float32 or float64, got {dtype_name(dtype)}."
+        )
+    if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
+        raise ValueError(f"`{name}` float64 needs `jax_enable_x64`, which is off.")
+
+
+def as_floating(name: str, x: Any) -> Array:
+    if not is_floating(x):
+        raise TypeError(f"`{name}` must be a floating-point array, got {describe(x)}.")
+    return jnp.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
+
+
+def as_boolean(name: str, x: Any) -> Array:
+    if not (is_array(x) and x.dtype == jnp.bool):
+        raise TypeError(f"`{name}` must be a boolean array, got {describe(x)}.")
+    return jnp.asarray(x)
+
+
+def check_rank(name: str, x: Array, axes: str, *, at_least: int) -> None:
+    if x.ndim < at_least:
+        raise ValueError(
+            f"`{name}` must be {axes}, at least {at_least} axes, "
+            f"got shape {tuple(x.shape)}."
+        )
+
+
+def check_fits(
+    name: str, shape: tuple[int, ...], target: tuple[int, ...], *, exact: int
+) -> None:
+    """The last `exact` axes must equal the target's; axes before them may also be 1 or absent."""
+    shape, target = tuple(shape), tuple(target)
+    aligned = target[len(target) - len(shape) :]
+    fits = exact <= len(shape) <= len(target) and all(
+        size == wanted or (size == 1 and axis < len(shape) - exact)
+        for axis, (size, wanted) in enumerate(zip(shape, aligned, strict=True))
+    )
+    if not fits:
+        loose = len(target) - exact
+        rule = f" (the first {loose} axes may be 1 or absent)" if loose else ""
+        raise ValueError(f"`{name}` must have shape {target}{rule}, got {shape}.")
+
+
+def as_table(name: str, table: Any) -> Array:
+    """Host constants arrive as NumPy arrays, a caller's own values as JAX arrays."""
+    if not (is_array(table) and dtype_name(table.dtype) in ("float32", "float64")):
+        raise TypeError(
+            f"`{name}` must be a float32 or float64 array, got {describe(table)}."
+        )
+    return jnp.asarray(table, jax.dtypes.canonicalize_dtype(table.dtype))
+
+
+def as_integers(name: str, x: Any) -> Array:
+    """Signed integers, widened so that differences are exact; a value that int32 cannot hold is not wrapped."""
+    if not (is_array(x) and jnp.issubdtype(x.dtype, jnp.signedinteger)):
+        raise TypeError(
+            f"`{name}` must be an array of signed integers, got {describe(x)}."
+        )
+    dtype = jax.dtypes.canonicalize_dtype(jnp.promote_types(x.dtype, jnp.int32))
+    limits = jnp.iinfo(dtype)
+    if isinstance(x, np.ndarray) and x.size:
+        if not limits.min <= x.min() <= x.max() <= limits.max:
+            raise ValueError(
+                f"`{name}` must fit {dtype.name} while `jax_enable_x64` is off, "
+                f"got {x.min()} to {x.max()}."
+            )
+    return jnp.asarray(x, dtype)
+
+
+def as_positions(name: str, positions: Any, *, real: bool = False) -> Array:
+    """An int n becomes 0..n-1, anything else must be an array of signed integers.
+
+    `real` also admits float32 and float64 positions; half precision cannot tell 256 from 257 and is never admitted.
+    """
+    if isinstance(positions, int) and not isinstance(positions, bool):
+        check_size(name, positions, at_least=0)
+        return jnp.arange(positions, dtype=jnp.int32)
+    if is_floating(positions) and real:
+        return as_table(name, positions)
+    if not is_array(positions) or is_floating(positions):
+        raise TypeError(
+            f"`{name}` must be an int or an array of signed integers, "
+            f"got {describe(positions)}."
+        )
+    return as_integers(name, positions)

@@ -1,0 +1,307 @@
+"""Scaled dot-product attention that goes by positions: causality, windows and ALiBi never look at an index.
+
+    out[h, i] = sum_j softmax_j( cap(q[h, i] . k[g, j] scale) + bias[h, i, j] ) v[g, j]
+
+over the keys j that query i may attend to; g = h // (heads / kv_heads) is the key head of query head h, and
+cap(s) = logit_softcap tanh(s / logit_softcap). A query that may attend to nothing gets zeros and passes no gradient.
+
+Source: Vaswani et al., 2017, arXiv:1706.03762, eq. 1; grouped heads: Ainslie et al., 2023, arXiv:2305.13245.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ._checks import (
+    as_boolean,
+    as_floating,
+    as_integers,
+    as_positions,
+    as_table,
+    check_choice,
+    check_fits,
+    check_positive,
+    check_rank,
+    check_size,
+    dtype_name,
+)
+from .alibi import KINDS, Kind, alibi_bias
+from .positions import last_positions
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["dot_product_attention", "scaled_dot_product_attention_with_alibi"]
+
+Implementation = Literal["reference"]
+
+
+def dot_product_attention(
+    query: Float[Array, "*batch q heads head_dim"],
+    key: Float[Array, "*batch k kv_heads head_dim"],
+    value: Float[Array, "*batch k kv_heads value_dim"],
+    *,
+    bias: Float[Array, "*#batch #heads #q #k"] | None = None,
+    mask: Bool[Array, "*#batch #heads #q #k"] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    alibi_slopes: Float[Array, " heads"] | None = None,
+    alibi_kind: Kind = "symmetric",
+    query_positions: Int[Array, "*#batch q"] | int | None = None,
+    key_positions: Int[Array, "*#batch k"] | int | None = None,
+    query_segment_ids: Int[Array, "*#batch q"] | None = None,
+    key_segment_ids: Int[Array, "*#batch k"] | None = None,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+    implementation: Implementation | None = None,
+) -> Float[Array, "*batch q heads value_dim"]:
+    """Attend from queries to keys and average the values.
+
+    Args:
+        query: [*batch, q, heads, head_dim], any float dtype.
+        key, value: Same dtype; `kv_heads` divides `heads`. `value_dim` may differ from `head_dim`.
+        bias: Added to the scaled logits; broadcastable to [*batch, heads, q, k]. -inf excludes a key.
+        mask: True where a query may attend; broadcastable to [*batch, heads, q, k].
+        is_causal: Attend only to keys with key_position <= query_position.
+        scale: Factor of q . k, above 0; None means 1 / sqrt(head_dim).
+        alibi_slopes: Adds `alibi_bias(query_positions, key_positions, alibi_slopes)`; [heads], differentiable.
+        alibi_kind: "symmetric", "signed" or "key"; see `alibi_bias`.
+        query_positions, key_positions: Tokens, [q] and [k] or with batch axes. None means 0, 1, 2, ...
+            for keys, and for queries if there are as many queries as keys; otherwise where the queries stand
+            must be said, since half of the field aligns them with the first keys and half with the last.
+        query_segment_ids, key_segment_ids: Attend only where they are equal (packed documents); both or neither.
+        sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens
+            (with `is_causal`: to the last `sliding_window` keys, the query's own among them, as in Mistral).
+        logit_softcap: Cap scaled logits to (-c, c) by c tanh(s / c), before any bias (as flash-attention does).
+        implementation: "reference" or None, which chooses it; materialises [*batch, heads, q, k].
+    Returns:
+        [*batch, q, heads, value_dim] in the dtype of `query`. Products, softmax and sums are computed in
+        float32 (float64 if any input is), rounded once at the end.
+    Raises:
+        TypeError: if an array or number is of the wrong type, or query, key and value differ in dtype.
+        ValueError: if shapes do not fit, a number is out of range, or positions are needed and not given.
+    Source:
+        arXiv:1706.03762, eq. 1.
+    """
+    check_choice("implementation", implementation, (None, "reference"))
+    check_choice("alibi_kind", alibi_kind, KINDS)
+    query, key, value = _check_qkv(query, key, value)
+    *batch, q_len, heads, head_dim = query.shape
+    shape = (*batch, heads, q_len, key.shape[-3])
+    by_position = is_causal or alibi_slopes is not None or sliding_window is not None
+    positions = _positions(query_positions, key_positions, shape, required=by_position)
+    segments = _segments(query_segment_ids, key_segment_ids, shape)
+    biases = _biases(bias, alibi_slopes, alibi_kind, positions, shape)
+    allowed = _allowed(mask, is_causal, sliding_window, positions, segments, shape)
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    check_positive("scale", scale)
+
+    dtype = _compute_dtype(query, *biases)
+    logits = _scores(query.astype(dtype), key.astype(dtype))
+    logits = logits * jnp.asarray(scale, dtype)
+    if logit_softcap is not None:
+        check_positive("logit_softcap", logit_softcap)
+        cap = jnp.asarray(logit_softcap, dtype)
+        logits = cap * jnp.tanh(logits / cap)
+    for term in biases:
+        logits = logits + term.astype(dtype)
+    if allowed is not None:
+        logits = jnp.where(allowed, logits, -math.inf)
+    return _average(_softmax(logits), value.astype(dtype)).astype(query.dtype)
+
+
+def scaled_dot_product_attention_with_alibi(
+    query: Float[Array, "*batch q heads head_dim"],
+    key: Float[Array, "*batch k kv_heads head_dim"],
+    value: Float[Array, "*batch k kv_heads value_dim"],
+    alibi: Any,
+    *,
+    mask: Bool[Array, "*#batch #heads #q #k"] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_positions: Int[Array, "*#batch q"] | int | None = None,
+    key_positions: Int[Array, "*#batch k"] | int | None = None,
+) -> Float[Array, "*batch q heads value_dim"]:
+    """Attend with the slopes of an ALiBi module: `dot_product_attention` in the tutorials' spelling.
+
+    Args:
+        query, key, value: As in `dot_product_attention`.
+        alibi: An `AlibiPositionEmbedding`, or anything with its `slopes` and `kind`.
+        mask, is_causal, scale: As in `dot_product_attention`.
+        query_positions, key_positions: Tokens; None means 0, 1, 2, ... for keys and the last of them for queries,
+            as `AlibiPositionEmbedding` does.
+    Returns:
+        [*batch, q, heads, value_dim] in the dtype of `query`.
+    Raises:
+        TypeError, ValueError: as `dot_product_attention`, or if there are more queries than keys and no positions.
+    """
+    if query_positions is None and key_positions is None:
+        check_rank("query", query, "[..., q, heads, head_dim]", at_least=3)
+        check_rank("key", key, "[..., k, kv_heads, head_dim]", at_least=3)
+        query_positions = last_positions(query.shape[-3], key.shape[-3])
+    return dot_product_attention(
+        query,
+        key,
+        value,
+        mask=mask,
+        is_causal=is_causal,
+        scale=scale,
+        alibi_slopes=alibi.slopes,
+        alibi_kind=alibi.kind,
+        query_positions=query_positions,
+        key_positions=key_positions,
+    )
+
+
+def _scores(query: Array, key: Array) -> Array:
+    """q . k of every query head with its key head, [*batch, heads, q, k]."""
+    *batch, q_len, heads, head_dim = query.shape
+    kv_heads = key.shape[-2]
+    grouped = query.reshape(*batch, q_len, kv_heads, heads // kv_heads, head_dim)
+    scores = jnp.einsum("...qhgd,...khd->...hgqk", grouped, key, precision="highest")
+    return scores.reshape(*batch, heads, q_len, key.shape[-3])
+
+
+def _softmax(logits: Array) -> Array:
+    """Softmax over keys; a row of -inf gives zeros, and zero gradient, where the usual form gives NaN."""
+    if logits.shape[-1] == 0:
+        return logits
+    peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    peak = jnp.where(peak == -math.inf, 0, peak)
+    weights = jnp.exp(logits - peak)
+    total = weights.sum(-1, keepdims=True)
+    return weights / jnp.where(total == 0, 1, total)
+
+
+def _average(weights: Array, value: Array) -> Array:
+    """Values averaged by the weights of every query head, [*batch, q, heads, value_dim]."""
+    *batch, heads, q_len, k_len = weights.shape
+    kv_heads = value.shape[-2]
+    grouped = weights.reshape(*batch, kv_heads, heads // kv_heads, q_len, k_len)
+    out = jnp.einsum("...hgqk,...khd->...qhgd", grouped, value, precision="highest")
+    return out.reshape(*batch, q_len, heads, value.shape[-1])
+
+
+def _positions(
+    query_positions: Any,
+    key_positions: Any,
+    shape: tuple[int, ...],
+    *,
+    required: bool,
+) -> tuple[Array, Array] | None:
+    *batch, _, q_len, k_len = shape
+    if query_positions is None and (key_positions is not None or q_len != k_len):
+        if not required:
+            return None
+        raise ValueError(
+            f"`query_positions` must be given with `key_positions`, and where there are "
+            f"not as many queries as keys, got None for {q_len} and {k_len}."
+        )
+    query_positions = q_len if query_positions is None else query_positions
+    key_positions = k_len if key_positions is None else key_positions
+    query_positions = as_positions("query_positions", query_positions)
+    key_positions = as_positions("key_positions", key_positions)
+    check_fits("query_positions", query_positions.shape, (*batch, q_len), exact=1)
+    check_fits("key_positions", key_positions.shape, (*batch, k_len), exact=1)
+    return query_positions, key_positions
+
+
+def _segments(
+    query_ids: Any, key_ids: Any, shape: tuple[int, ...]
+) -> tuple[Array, Array] | None:
+    if query_ids is None and key_ids is None:
+        return None
+    if query_ids is None or key_ids is None:
+        missing = "query" if query_ids is None else "key"
+        raise ValueError(
+            f"`query_segment_ids` and `key_segment_ids` must be given together, "
+            f"got None for `{missing}_segment_ids`."
+        )
+    *batch, _, q_len, k_len = shape
+    query_ids = as_integers("query_segment_ids", query_ids)
+    key_ids = as_integers("key_segment_ids", key_ids)
+    check_fits("query_segment_ids", query_ids.shape, (*batch, q_len), exact=1)
+    check_fits("key_segment_ids", key_ids.shape, (*batch, k_len), exact=1)
+    return query_ids, key_ids
+
+
+def _biases(
+    bias: Any, slopes: Any, kind: Kind, positions: Any, shape: tuple[int, ...]
+) -> list[Array]:
+    """What is added to the scaled logits."""
+    biases = []
+    if bias is not None:
+        biases.append(as_floating("bias", bias))
+        check_fits("bias", bias.shape, shape, exact=0)
+    if slopes is not None:
+        slopes = as_table("alibi_slopes", slopes)
+        check_fits("alibi_slopes", slopes.shape, shape[-3:-2], exact=1)
+        biases.append(alibi_bias(*positions, slopes, kind=kind))
+    return biases
+
+
+def _allowed(
+    mask: Any,
+    is_causal: bool,
+    sliding_window: int | None,
+    positions: Any,
+    segments: Any,
+    shape: tuple[int, ...],
+) -> Array | None:
+    """True where a query may attend, broadcastable to [*batch, heads, q, k]; None where it always may."""
+    conditions = []
+    if mask is not None:
+        conditions.append(as_boolean("mask", mask))
+        check_fits("mask", mask.shape, shape, exact=0)
+    if is_causal:
+        query, key = _against_each_other(*positions)
+        conditions.append(key <= query)
+    if sliding_window is not None:
+        check_size("sliding_window", sliding_window)
+        query, key = _against_each_other(*positions)
+        conditions.append(jnp.abs(query - key) < sliding_window)
+    if segments is not None:
+        query, key = _against_each_other(*segments)
+        conditions.append(query == key)
+    return reduce(jnp.logical_and, conditions) if conditions else None
+
+
+def _against_each_other(query: Array, key: Array) -> tuple[Array, Array]:
+    """[*batch, q] and [*batch, k] as [*batch, 1, q, 1] and [*batch, 1, 1, k]."""
+    return query[..., None, :, None], key[..., None, None, :]
+
+
+def _compute_dtype(*arrays: Array) -> Any:
+    doubles = any(array.dtype == jnp.float64 for array in arrays)
+    return jnp.float64 if doubles else jnp.float32
+
+
+def _check_qkv(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
+    query = as_floating("query", query)
+    key, value = as_floating("key", key), as_floating("value", value)
+    for name, x in (("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            raise TypeError(
+                f"`{name}` must have the dtype of `query`, "
+                f"got {dtype_name(x.dtype)} and {dtype_name(query.dtype)}."
+            )
+    check_rank("query", query, "[..., q, heads, head_dim]", at_least=3)
+    check_rank("key", key, "[..., k, kv_heads, head_dim]", at_least=3)
+    check_rank("value", value, "[..., k, kv_heads, value_dim]", at_least=3)
+    *batch, _, heads, head_dim = query.shape
+    k_len, kv_heads = key.shape[-3], key.shape[-2]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(
+            f"`key` must have a number of heads that divides that of `query`, "
+            f"got {kv_heads} and {heads}."
+        )
+    check_fits("key", key.shape, (*batch, k_len, kv_heads, head_dim), exact=query.ndim)
+    value_shape = (*batch, k_len, kv_heads, value.shape[-1])
+    check_fits("value", value.shape, value_shape, exact=query.ndim)
+    return query, key, value

@@ -1,0 +1,128 @@
+"""Sinusoidal position encoding: a fixed vector of sines and cosines for every position.
+
+    PE[t, 2i]     = sin(t * inv_freq[i])
+    PE[t, 2i + 1] = cos(t * inv_freq[i]),    inv_freq[i] = base ** (-2 i / dim)
+
+Two spacings of the frequencies and three orders of the columns are in use, and libraries ship different
+tables under one name; here they are arguments.
+
+Source: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762, section 3.5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ._checks import (
+    as_floating,
+    as_positions,
+    check_choice,
+    check_fits,
+    check_positive,
+    check_size,
+    check_table_dtype,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Real
+
+__all__ = ["add_position_encoding", "sinusoidal_position_encoding"]
+
+Layout = Literal["interleaved", "half", "half_cos_first"]
+Spacing = Literal["dim", "endpoint"]
+
+LAYOUTS = ("interleaved", "half", "half_cos_first")
+SPACINGS = ("dim", "endpoint")
+
+
+def sinusoidal_position_encoding(
+    positions: int | Real[Array, "*positions"],
+    dim: int,
+    *,
+    base: float = 10_000.0,
+    layout: Layout = "interleaved",
+    spacing: Spacing = "dim",
+    dtype: Any = jnp.float32,
+) -> Float[Array, "*positions dim"]:
+    """Encode positions, or real-valued times, as sines and cosines.
+
+        angle[t, i] = t * inv_freq[i]
+        inv_freq[i] = base ** (-2 i / dim)          spacing "dim", the paper's
+        inv_freq[i] = base ** (-i / (half - 1))     spacing "endpoint", tensor2tensor's, half = dim // 2
+
+    An odd `dim` with spacing "dim" has one sine more than cosines, so every frequency of the formula
+    appears (Marian's rule); with spacing "endpoint" the last column is zero (tensor2tensor's rule).
+
+    Args:
+        positions: An int n for 0..n-1, or an array of any shape: integers in tokens, or float32 or
+            float64 times, as diffusion models use.
+        dim: Columns of the encoding.
+        base: Ratio of the longest wavelength to the shortest (approached, not reached, by "dim").
+        layout: "interleaved" (sin, cos, sin, cos: the paper's), "half" (all sines, then all cosines)
+            or "half_cos_first" (all cosines, then all sines).
+        spacing: "dim" or "endpoint".
+        dtype: float32 or float64, of the arithmetic and of the result.
+    Returns:
+        [*positions, dim] in `dtype`.
+    Raises:
+        TypeError: if positions are neither integers nor float32 or float64, or dtype is neither float.
+        ValueError: if `dim` is below 1 (2 for "endpoint"), `base` not positive, or an option unknown.
+    Source:
+        arXiv:1706.03762, section 3.5; spacing "endpoint" from tensor2tensor's get_timing_signal_1d.
+    """
+    check_table_dtype("dtype", dtype)
+    check_positive("base", base)
+    check_choice("layout", layout, LAYOUTS)
+    check_choice("spacing", spacing, SPACINGS)
+    check_size("dim", dim, at_least=2 if spacing == "endpoint" else 1)
+    positions = as_positions("positions", positions, real=True)
+    inv_freq = _inv_freq(dim, base, spacing).astype(dtype)
+    angle = positions[..., None].astype(dtype) * inv_freq
+    sin, cos = jnp.sin(angle), jnp.cos(angle[..., : dim // 2])
+    if layout == "half":
+        columns = jnp.concatenate((sin, cos), -1)
+    elif layout == "half_cos_first":
+        columns = jnp.concatenate((cos, sin), -1)
+    else:
+        pairs = jnp.stack((sin[..., : dim // 2], cos), -1)
+        pairs = pairs.reshape(*positions.shape, 2 * (dim // 2))
+        columns = jnp.concatenate((pairs, sin[..., dim // 2 :]), -1)
+    zeros = jnp.zeros((*positions.shape, dim - columns.shape[-1]), dtype)
+    return jnp.concatenate((columns, zeros), -1)
+
+
+def add_position_encoding(
+    x: Float[Array, "*batch seq dim"], encoding: Float[Array, "*positions dim"]
+) -> Float[Array, "*batch seq dim"]:
+    """Add an encoding to what it encodes: a table to token embeddings, an ALiBi bias to attention scores.
+
+    Args:
+        x: Embeddings [*batch, seq, dim] or scores [*batch, heads, q, k], any float dtype.
+        encoding: The last two axes are those of x; axes before them may be 1 or absent.
+    Returns:
+        x + encoding, in the shape and dtype of x. Added in float32 (float64 if either is), rounded once.
+    Raises:
+        TypeError: if either is not floating-point.
+        ValueError: if the shapes do not fit.
+    Source:
+        arXiv:1706.03762, section 3.5.
+    """
+    x, encoding = as_floating("x", x), as_floating("encoding", encoding)
+    check_fits("encoding", encoding.shape, x.shape, exact=2)
+    double = jnp.float64 in (x.dtype, encoding.dtype)
+    dtype = jnp.float64 if double else jnp.float32
+    return (x.astype(dtype) + encoding.astype(dtype)).astype(x.dtype)
+
+
+def _inv_freq(dim: int, base: float, spacing: Spacing) -> Float[np.ndarray, " n"]:
+    """Angles per unit of position, in float64 on the host, so that both frameworks hold the same bits."""
+    if spacing == "endpoint":
+        half = dim // 2
+        exponents = np.arange(half) / max(half - 1, 1)
+    else:
+        exponents = np.arange(0, dim, 2) / dim
+    return np.float64(base) ** -exponents

@@ -1,0 +1,134 @@
+"""Argument checks; `posenc_jax._checks` raises the same sentences for the same bad input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(value: Any) -> str:
+    """What came: the dtype of an array, the type of anything else."""
+    return dtype_name(value.dtype) if is_array(value) else type(value).__name__
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be an int, got {type(value).__name__}.")
+    if value < at_least:
+        raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A Python number above 0, or a scalar array, whose value may be traced and is not looked at."""
+    if is_array(value) and value.ndim == 0 and value.is_floating_point():
+        return
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a number, got {describe(value)}.")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        allowed = ", ".join(map(repr, choices))
+        raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.")
+
+
+def check_table_dtype(name: str, dtype: Any) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"`{name}` must be float32 or float64, got {dtype_name(dtype)}."
+        )
+
+
+def as_floating(name: str, x: Any) -> Tensor:
+    if not (is_array(x) and x.is_floating_point()):
+        raise TypeError(f"`{name}` must be a floating-point array, got {describe(x)}.")
+    return x
+
+
+def as_boolean(name: str, x: Any) -> Tensor:
+    if not (is_array(x) and x.dtype == torch.bool):
+        raise TypeError(f"`{name}` must be a boolean array, got {describe(x)}.")
+    return x
+
+
+def check_rank(name: str, x: Tensor, axes: str, *, at_least: int) -> None:
+    if x.ndim < at_least:
+        raise ValueError(
+            f"`{name}` must be {axes}, at least {at_least} axes, "
+            f"got shape {tuple(x.shape)}."
+        )
+
+
+def check_fits(
+    name: str, shape: tuple[int, ...], target: tuple[int, ...], *, exact: int
+) -> None:
+    """The last `exact` axes must equal the target's; axes before them may also be 1 or absent."""
+    shape, target = tuple(shape), tuple(target)
+    aligned = target[len(target) - len(shape) :]
+    fits = exact <= len(shape) <= len(target) and all(
+        size == wanted or (size == 1 and axis < len(shape) - exact)
+        for axis, (size, wanted) in enumerate(zip(shape, aligned, strict=True))
+    )
+    if not fits:
+        loose = len(target) - exact
+        rule = f" (the first {loose} axes may be 1 or absent)" if loose else ""
+        raise ValueError(f"`{name}` must have shape {target}{rule}, got {shape}.")
+
+
+def as_table(name: str, table: Any, device: torch.device) -> Tensor:
+    """Host constants arrive as NumPy arrays, a caller's own values as tensors."""
+    if isinstance(table, np.ndarray):
+        table = torch.from_numpy(table).to(device)
+    if not (is_array(table) and table.dtype in (torch.float32, torch.float64)):
+        raise TypeError(
+            f"`{name}` must be a float32 or float64 array, got {describe(table)}."
+        )
+    return table
+
+
+def as_integers(name: str, x: Any) -> Tensor:
+    """Signed integers, widened so that differences are exact."""
+    signed = (torch.int8, torch.int16, torch.int32, torch.int64)
+    if not (is_array(x) and x.dtype in signed):
+        raise TypeError(
+            f"`{name}` must be an array of signed integers, got {describe(x)}."
+        )
+    return x.to(torch.int64)
+
+
+def as_positions(
+    name: str,
+    positions: Any,
+    *,
+    real: bool = False,
+    device: torch.device | None = None,
+) -> Tensor:
+    """An int n becomes 0..n-1, anything else must be an array of signed integers.
+
+    `real` also admits float32 and float64 positions; half precision cannot tell 256 from 257 and is never admitted.
+    """
+    if isinstance(positions, int) and not isinstance(positions, bool):
+        check_size(name, positions, at_least=0)
+        return torch.arange(positions, device=device)
+    if is_array(positions) and positions.is_floating_point() and real:
+        return as_table(name, positions, positions.device)
+    if not is_array(positions) or positions.is_floating_point():
+        raise TypeError(
+            f"`{name}` must be an int or an array of signed integers, "
+            f"got {describe(positions)}."
+        )
+    return as_integers(name, positions)
