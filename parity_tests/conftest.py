@@ -1,0 +1,93 @@
+"""How a run is set up: levels, strictness, and a compilation cache, the same from a checkout and from an install."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import pytest
+import torch
+
+import posenc_jax
+import posenc_torch
+
+from .instrument import DTYPES, PROFILES, Pair, Report, run
+from .schemes import pairs
+
+LEVELS = ("quick", "default", "full")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--level",
+        choices=LEVELS,
+        default="default",
+        help="quick: under a minute, for a working loop; full: ten drawings of every case",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "error")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    torch.set_float32_matmul_precision("highest")
+    # Compiling is most of a first run; later ones, and workers beside each other, read it back.
+    if hasattr(config, "cache"):
+        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One run of one pair."""
+
+    pair: Pair
+    dtype: str
+    profile: str
+    seed: int
+    jit: bool
+
+    def __str__(self) -> str:
+        mode = "jit" if self.jit else "eager"
+        return f"{self.pair.name}-{self.dtype}-{mode}-{self.profile}-{self.seed}"
+
+    def run(self) -> Report:
+        return run(
+            self.pair,
+            dtype=self.dtype,
+            profile=self.profile,
+            seed=self.seed,
+            jit=self.jit,
+        )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `parity_case` runs on every case of the pairs that its module names in `PARITY`."""
+    if "parity_case" in metafunc.fixturenames:
+        level = metafunc.config.getoption("level")
+        cases = list(_cases(metafunc.module.PARITY, level))
+        metafunc.parametrize("parity_case", cases, ids=str)
+
+
+def _cases(prefixes: tuple[str, ...], level: str) -> Iterator[Case]:
+    chosen = [
+        pair
+        for name, pair in pairs(posenc_jax, posenc_torch).items()
+        if name.startswith(prefixes)
+    ]
+    for pair in chosen:
+        if level == "quick":
+            yield Case(pair, "float64", "sparse", 0, jit=True)
+            yield Case(pair, "bfloat16", "packed", 0, jit=True)
+            continue
+        for dtype in DTYPES:
+            yield Case(pair, dtype, "sparse", 0, jit=False)
+            for seed in range(10 if level == "full" else 1):
+                for profile in PROFILES:
+                    yield Case(pair, dtype, profile, seed, jit=True)
+
+
+@pytest.fixture
+def level(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("level")

@@ -1,0 +1,37 @@
+"""Every constant of the verdict, with its reason. There are no others: bounds come from the oracle's own analysis."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = [
+    "FUNCTION_UNITS",
+    "ORACLE_SHARE",
+    "PEER_FACTOR",
+    "PEER_FLOOR_SHARE",
+    "PEER_FLOOR_UNITS",
+    "TANH_UNITS",
+    "UNDERFLOW",
+]
+
+# Errors of the elementary functions, in units of the result (of 1 for sine and cosine). Measured on a CPU over eight
+# million float32 arguments: exp 1.4, sin and cos 0.6, in either framework; one unit is the rounding itself.
+FUNCTION_UNITS = 2.0
+# XLA computes tanh from a rational approximation: 4.7 measured at -5.74, where torch is within 1.1.
+TANH_UNITS = 5.0
+
+# Numbers below float32's smallest normal one may be flushed to zero, then multiplied by others of up to a thousand.
+UNDERFLOW = 1e3 * float(np.finfo(np.float32).tiny)
+
+# A float64 result is compared with a float64 oracle, which is rounded as often as it is itself. For the same reason
+# the sides of a float64 run are not compared with each other: the nearer one may only round as the oracle does.
+ORACLE_SHARE = 2.0
+
+# How many times worse than its peer one side may be, in the worst slice. Two right programs sum in different orders;
+# `python -m parity_tests.false_alarms` prints the largest ratio over random correct runs.
+PEER_FACTOR = 4.0
+
+# A peer's error counts as at least so much. In units of the largest number of the tensor: an ordinary rounding.
+PEER_FLOOR_UNITS = 2.0
+# As a share of the bound: the bound adds up n roundings that all err the same way, honest ones mostly cancel.
+PEER_FLOOR_SHARE = 1 / 64

@@ -1,0 +1,207 @@
+"""From two results and the truth to a verdict in words.
+
+    EQUAL              the two sides agree bit for bit, and are right
+    AGREE              both are as right as their arithmetic allows
+    A_WORSE, B_WORSE   one side is outside what its arithmetic allows, or far worse than its peer
+    BOTH_POOR          both are outside, and together: a fault they share
+    DIVERGE            they compute different functions
+    CONTRACT           shape, dtype or NaN mask is wrong
+    INVALID            nothing was compared: empty, constant, or not finite
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from .bounded import Bounded
+from .frameworks import unit_roundoff
+from .tolerances import (
+    ORACLE_SHARE,
+    PEER_FACTOR,
+    PEER_FLOOR_SHARE,
+    PEER_FLOOR_UNITS,
+    UNDERFLOW,
+)
+
+__all__ = ["PASSING", "VERDICTS", "Report", "Row", "compare"]
+
+VERDICTS = (
+    "EQUAL",
+    "AGREE",
+    "A_WORSE",
+    "B_WORSE",
+    "BOTH_POOR",
+    "DIVERGE",
+    "CONTRACT",
+    "INVALID",
+)
+PASSING = ("EQUAL", "AGREE")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor. Errors are the largest absolute ones; ratios are to the bound, elementwise, so at most 1 is right."""
+
+    name: str
+    verdict: str
+    error_a: float = 0.0
+    error_b: float = 0.0
+    bound: float = 0.0
+    ratio_a: float = 0.0
+    ratio_b: float = 0.0
+    peer: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    title: str
+    rows: tuple[Row, ...]
+
+    @property
+    def verdict(self) -> str:
+        if not self.rows:
+            return "INVALID"
+        return max((row.verdict for row in self.rows), key=VERDICTS.index)
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict in PASSING
+
+    def check(self) -> None:
+        if not self.passed:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        head = f"{'tensor':<10} {'|A-true|':>9} {'|B-true|':>9} {'bound':>9}"
+        head += f" {'A/bound':>8} {'B/bound':>8} {'A:B':>7}  verdict"
+        lines = [f"PARITY {self.verdict}  {self.title}  (A = jax, B = torch)", head]
+        lines += [
+            f"{r.name:<10} {r.error_a:9.1e} {r.error_b:9.1e} {r.bound:9.1e}"
+            f" {r.ratio_a:8.2g} {r.ratio_b:8.2g} {r.peer:7.2g}  {r.verdict} {r.reason}"
+            for r in self.rows
+        ]
+        return "\n".join(lines)
+
+
+def compare(
+    name: str,
+    a: np.ndarray,
+    b: np.ndarray,
+    truth: Bounded,
+    *,
+    dtype: np.dtype,
+    compute: np.dtype,
+) -> Row:
+    """Judge one tensor of two sides.
+
+    Args:
+        name: What it is called in the report.
+        a, b: The two results.
+        truth: The oracle's value and error units.
+        dtype: What the result must be in.
+        compute: What the arithmetic is done in; `dtype` is then reached by one rounding.
+    """
+    problem = _contract(a, b, truth.value, dtype)
+    if problem:
+        return Row(name, "CONTRACT", reason=problem)
+    problem = _emptiness(truth.value)
+    if problem:
+        return Row(name, "INVALID", reason=problem)
+    bound = _bound(truth, dtype, compute)
+    there = ~np.isnan(truth.value)
+    errors = [
+        np.where(there, np.abs(side.astype(np.float64) - truth.value), 0.0)
+        for side in (a, b)
+    ]
+    ratios = [_largest_ratio(error, bound) for error in errors]
+    floor = PEER_FLOOR_UNITS * unit_roundoff(dtype) * np.abs(truth.value[there]).max()
+    peer = 1.0
+    if compute != np.float64:
+        peer = _peer_ratio(*errors, np.maximum(PEER_FLOOR_SHARE * bound, floor))
+    gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    apart = _largest_ratio(np.where(there, gap, 0.0), 2 * bound)
+    verdict = _verdict(np.array_equal(a, b, equal_nan=True), *ratios, peer, apart)
+    largest = [float(x.max()) for x in (*errors, bound)]
+    return Row(name, verdict, *largest, *ratios, peer)
+
+
+def _verdict(
+    same: bool, ratio_a: float, ratio_b: float, peer: float, apart: float
+) -> str:
+    poor_a, poor_b = ratio_a > 1, ratio_b > 1
+    if poor_a and poor_b:
+        return "BOTH_POOR" if apart <= 1 else "DIVERGE"
+    if poor_a or peer > PEER_FACTOR:
+        return "A_WORSE"
+    if poor_b or peer < 1 / PEER_FACTOR:
+        return "B_WORSE"
+    return "EQUAL" if same else "AGREE"
+
+
+def _contract(a: np.ndarray, b: np.ndarray, truth: np.ndarray, dtype: np.dtype) -> str:
+    for side, result in (("A", a), ("B", b)):
+        if result.shape != truth.shape:
+            return f"{side} has shape {result.shape}, expected {truth.shape}"
+        if result.dtype != dtype:
+            return f"{side} is {result.dtype}, expected {dtype}"
+        wrong = ~np.isfinite(result.astype(np.float64)) & np.isfinite(truth)
+        if wrong.any():
+            return f"{side} is not finite at {wrong.sum()} of {wrong.size} places"
+        if (np.isnan(truth) & ~np.isnan(result.astype(np.float64))).any():
+            return f"{side} has a number where NaN is right"
+    return ""
+
+
+def _emptiness(truth: np.ndarray) -> str:
+    numbers = truth[np.isfinite(truth)]
+    if numbers.size == 0:
+        return "no number to compare"
+    if numbers.size > 1 and numbers.min() == numbers.max():
+        return f"the right answer is {numbers[0]:g} everywhere"
+    return ""
+
+
+def _bound(truth: Bounded, dtype: np.dtype, compute: np.dtype) -> np.ndarray:
+    """Arithmetic in `compute`, one rounding to `dtype`, and the oracle's own rounding where it is no finer.
+
+    Where nothing is computed (units 0 and the value representable) the bound is 0: such places are exact.
+    """
+    share = ORACLE_SHARE if compute == np.float64 else 1.0
+    arithmetic = share * unit_roundoff(compute) * truth.units
+    if dtype == compute:
+        rounding = 0.0
+    else:
+        size = np.abs(truth.value) + arithmetic
+        rounding = np.maximum(unit_roundoff(dtype) * size, _half_step_at_zero(dtype))
+        representable = truth.value.astype(dtype).astype(np.float64) == truth.value
+        rounding = np.where((truth.units == 0) & representable, 0.0, rounding)
+    underflow = np.where(truth.units == 0, 0.0, UNDERFLOW)
+    return np.where(np.isnan(truth.value), 0.0, arithmetic + rounding + underflow)
+
+
+def _half_step_at_zero(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2
+
+
+def _largest_ratio(error: np.ndarray, bound: np.ndarray) -> float:
+    ratio = np.divide(error, bound, out=np.zeros_like(error), where=error > 0)
+    return float(ratio.max())
+
+
+def _peer_ratio(error_a: np.ndarray, error_b: np.ndarray, floor: np.ndarray) -> float:
+    """The most one side is worse than the other, in any slice along any axis.
+
+    Above 1: A is worse, by that factor; below 1: B is. Slices keep one bad head, position or channel from hiding
+    among good ones; the floor keeps a lucky zero from making an enemy of an ordinary rounding.
+    """
+    log_ratio = 0.0
+    for axis in range(error_a.ndim):
+        others = tuple(k for k in range(error_a.ndim) if k != axis)
+        least = floor.max(others)
+        a, b = (np.maximum(error.max(others), least) for error in (error_a, error_b))
+        log_ratio = max(log_ratio, *np.log(a / b), key=abs)
+    return float(np.exp(log_ratio))

@@ -1,0 +1,616 @@
+"""The pairs of this project: every scheme in JAX, in PyTorch, and as an oracle.
+
+Sizes differ on every axis, heads are no power of two and the rotation is partial, so that no exchanged axis, no
+forgotten argument and no special case can hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from .instrument import Pair, oracles
+from .instrument.bounded import Bounded
+from .instrument.inputs import positions
+
+__all__ = ["pairs"]
+
+BATCH, SEQ, HEADS, KV_HEADS = 2, 13, 6, 3
+HEAD_DIM, ROTARY_DIM, VALUE_DIM, MODEL_DIM = 10, 8, 5, 7
+MAX_LEN = 11
+BASE = 500_000.0
+LAYOUTS = ("half", "interleaved")
+PLACEMENTS = ("leading", "trailing")
+
+
+def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(-3, -2)
+
+
+def _table_dtype(x: Any, float64: Any, float32: Any) -> Any:
+    """Tables are float64 in a float64 run and float32 in every other."""
+    return float64 if x.dtype == float64 else float32
+
+
+# Sinusoidal ------------------------------------------------------------------------------------------------------
+
+
+def _sinusoidal(pj: Any, pt: Any, layout: str, spacing: str, dim: int) -> Pair:
+    static = {"layout": layout, "spacing": spacing, "base": BASE}
+
+    def in_jax(times: Any) -> Any:
+        dtype = _table_dtype(times, jnp.float64, jnp.float32)
+        out = pj.sinusoidal_position_encoding(times, dim, dtype=dtype, **static)
+        return {"out": out}
+
+    def in_torch(times: Any) -> Any:
+        dtype = _table_dtype(times, torch.float64, torch.float32)
+        out = pt.sinusoidal_position_encoding(
+            times, dim, dtype=dtype, **static
+        )
+        return {"out": out}
+
+    def oracle(times: Bounded) -> Any:
+        t = times.value
+        out = oracles.sinusoid(t, dim, **static)
+
+        def vjp(g: Any) -> Any:
+            cotangent = g["out"].value
+            return {
+                "times": oracles.sinusoid_times_gradient(cotangent, t, dim, **static)
+            }
+
+        return {"out": out}, vjp
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        """Times are positions and, for the gradient to be that of a real variable, some fractions."""
+        where = positions(rng, profile, BATCH, SEQ)["positions"].astype(np.float64)
+        where[:, ::3] += rng.integers(0, 8, where[:, ::3].shape) / 8
+        return {"times": where}
+
+    return Pair(
+        f"sinusoidal.{layout}.{spacing}.{dim}",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("times",),
+        float32=("times", "out"),
+    )
+
+
+# Learned ---------------------------------------------------------------------------------------------------------
+
+
+def _learned(pj: Any, pt: Any, out_of_range: str) -> Pair:
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        """Some positions of every profile lie outside the table, unless outside is an error."""
+        where = positions(rng, profile, BATCH, SEQ)["positions"]
+        if out_of_range == "error":
+            where %= MAX_LEN
+        else:
+            where[:, 1::4] %= MAX_LEN
+            where[0, 2] = -1
+        return {"table": rng.normal(size=(MAX_LEN, MODEL_DIM)), "positions": where}
+
+    def side(package: Any) -> Any:
+        def look_up(table: Any, positions: Any) -> Any:
+            return {
+                "out": package.learned_position_encoding(
+                    table, positions, out_of_range=out_of_range
+                )
+            }
+
+        return look_up
+
+    def oracle(table: Bounded, positions: np.ndarray) -> Any:
+        out, vjp = oracles.look_up(table, positions, out_of_range)
+        return {"out": out}, lambda g: {"table": vjp(g["out"])}
+
+    return Pair(
+        f"learned.{out_of_range}",
+        side(pj),
+        side(pt),
+        oracle,
+        draw,
+        wrt=("table",),
+        in_input_dtype=True,
+    )
+
+
+# RoPE ------------------------------------------------------------------------------------------------------------
+
+
+def _config(package: Any, layout: str, placement: str) -> Any:
+    return package.RopeConfig(
+        HEAD_DIM,
+        base=BASE,
+        rotary_dim=ROTARY_DIM,
+        layout=layout,
+        placement=placement,
+    )
+
+
+def _rope_apply(pj: Any, pt: Any, layout: str, placement: str, inverse: bool) -> Pair:
+    """The rotation alone, on random tables: real ones are symmetric enough to hide a wrong gradient."""
+    static = {"layout": layout, "placement": placement}
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        tables = (BATCH, SEQ, ROTARY_DIM // 2)
+        return {
+            "x": rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM)),
+            "cos": rng.normal(size=tables),
+            "sin": rng.normal(size=tables),
+        }
+
+    def in_jax(x: Any, cos: Any, sin: Any) -> Any:
+        return {"out": pj.apply_rope(x, cos, sin, inverse=inverse, **static)}
+
+    def in_torch(x: Any, cos: Any, sin: Any) -> Any:
+        x = _heads_first(x)
+        out = pt.apply_rope(x, cos, sin, inverse=inverse, **static)
+        return {"out": _heads_first(out)}
+
+    def oracle(x: Bounded, cos: Bounded, sin: Bounded) -> Any:
+        out, vjp = oracles.rotate(x, cos, -sin if inverse else sin, **static)
+
+        def gradients(g: Any) -> Any:
+            d_x, d_cos, d_sin = vjp(g["out"])
+            return {"x": d_x, "cos": d_cos, "sin": -d_sin if inverse else d_sin}
+
+        return {"out": out}, gradients
+
+    return Pair(
+        f"rope_apply.{layout}.{placement}{'.inverse' if inverse else ''}",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("x", "cos", "sin"),
+        float32=("cos", "sin"),
+    )
+
+
+def _rope(pj: Any, pt: Any, layout: str, placement: str) -> Pair:
+    """From positions to rotated channels, tables given as outputs too."""
+    static = {"layout": layout, "placement": placement}
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        where = positions(rng, profile, BATCH, SEQ)["positions"]
+        return {"x": rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM)), "positions": where}
+
+    def in_jax(x: Any, positions: Any) -> Any:
+        cos, sin = _jax_tables(pj, x, positions, layout, placement)
+        out = pj.apply_rope(x, cos, sin, **static)
+        return {"cos": cos, "sin": sin, "out": out}
+
+    def in_torch(x: Any, positions: Any) -> Any:
+        cos, sin = _torch_tables(pt, x, positions, layout, placement)
+        out = pt.apply_rope(_heads_first(x), cos, sin, **static)
+        return {"cos": cos, "sin": sin, "out": _heads_first(out)}
+
+    def oracle(x: Bounded, positions: np.ndarray) -> Any:
+        cos, sin = oracles.rope_cos_sin(positions, ROTARY_DIM, BASE)
+        out, vjp = oracles.rotate(x, cos, sin, **static)
+        return {"cos": cos, "sin": sin, "out": out}, lambda g: {"x": vjp(g["out"])[0]}
+
+    return Pair(
+        f"rope.{layout}.{placement}",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("x",),
+        float32=("cos", "sin"),
+    )
+
+
+def _jax_tables(pj: Any, x: Any, positions: Any, layout: str, placement: str) -> Any:
+    dtype = _table_dtype(x, jnp.float64, jnp.float32)
+    inv_freq = _config(pj, layout, placement).inv_freq(dtype=dtype)
+    return pj.rope_cos_sin(positions, inv_freq, dtype=dtype)
+
+
+def _torch_tables(pt: Any, x: Any, positions: Any, layout: str, placement: str) -> Any:
+    dtype = _table_dtype(x, torch.float64, torch.float32)
+    host = np.float64 if dtype == torch.float64 else np.float32
+    inv_freq = _config(pt, layout, placement).inv_freq(dtype=host)
+    return pt.rope_cos_sin(positions, inv_freq, dtype=dtype)
+
+
+# ALiBi -----------------------------------------------------------------------------------------------------------
+
+
+def _alibi(pj: Any, pt: Any, kind: str) -> Pair:
+    """More keys than queries, as when decoding."""
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        keys = positions(rng, profile, BATCH, SEQ)["positions"]
+        return {
+            "query_positions": keys[:, -4:],
+            "key_positions": keys,
+            "slopes": oracles.alibi_slopes(HEADS) * rng.uniform(0.5, 2, HEADS),
+        }
+
+    def side(package: Any) -> Any:
+        def bias(query_positions: Any, key_positions: Any, slopes: Any) -> Any:
+            return {
+                "slopes": package.alibi_slopes(HEADS, dtype=slopes.dtype),
+                "out": package.alibi_bias(
+                    query_positions, key_positions, slopes, kind=kind
+                ),
+            }
+
+        return bias
+
+    def oracle(
+        query_positions: np.ndarray, key_positions: np.ndarray, slopes: Bounded
+    ) -> Any:
+        out, vjp = oracles.alibi_bias(query_positions, key_positions, slopes, kind)
+        rule = oracles.alibi_slopes(HEADS)
+        # A power of two is exact, any other slope rounded once from a float64 power.
+        units = np.where(np.frexp(rule)[0] == 0.5, 0.0, 2 * rule)
+        outputs = {"slopes": Bounded(rule, units), "out": out}
+        return outputs, lambda g: {"slopes": vjp(g["out"])}
+
+    return Pair(
+        f"alibi.{kind}",
+        side(pj),
+        side(pt),
+        oracle,
+        draw,
+        wrt=("slopes",),
+        float32=("slopes", "out"),
+    )
+
+
+# Attention -------------------------------------------------------------------------------------------------------
+
+# Options of dot_product_attention, and which optional inputs go with them.
+ATTENTION: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "plain": ({}, ()),
+    "causal": ({"is_causal": True}, ()),
+    "window": ({"is_causal": True, "sliding_window": 3}, ()),
+    "softcap": ({"logit_softcap": 1.5}, ("bias",)),
+    "mask": ({}, ("mask",)),
+    "segments": ({"is_causal": True}, ("segment_ids",)),
+    "alibi_symmetric": ({"alibi_kind": "symmetric"}, ("slopes",)),
+    "alibi_signed": ({"alibi_kind": "signed", "is_causal": True}, ("slopes",)),
+    "alibi_key": ({"alibi_kind": "key", "is_causal": True}, ("slopes", "bias")),
+}
+
+
+def _attention(pj: Any, pt: Any, name: str) -> Pair:
+    options, extras = ATTENTION[name]
+    floats = [extra for extra in extras if extra in ("bias", "slopes")]
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        where = positions(rng, profile, BATCH, SEQ)
+        optional = {
+            "bias": rng.normal(size=(BATCH, 1, SEQ, SEQ)),
+            "slopes": oracles.alibi_slopes(HEADS) * rng.uniform(0.5, 2, HEADS),
+            "mask": _mask_with_dead_rows(rng),
+            "segment_ids": where["segment_ids"],
+        }
+        return {
+            "query": rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM)),
+            "key": rng.normal(size=(BATCH, SEQ, KV_HEADS, HEAD_DIM)),
+            "value": rng.normal(size=(BATCH, SEQ, KV_HEADS, VALUE_DIM)),
+            "positions": where["positions"],
+            **{extra: optional[extra] for extra in extras},
+        }
+
+    def arguments(
+        positions: Any, segment_ids: Any = None, slopes: Any = None, **rest: Any
+    ) -> Any:
+        return {
+            "query_positions": positions,
+            "key_positions": positions,
+            "query_segment_ids": segment_ids,
+            "key_segment_ids": segment_ids,
+            "alibi_slopes": slopes,
+            **options,
+            **rest,
+        }
+
+    def in_jax(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+        out = pj.dot_product_attention(query, key, value, **arguments(**rest))
+        return {"out": out}
+
+    def in_torch(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+        q, k, v = map(_heads_first, (query, key, value))
+        out = pt.dot_product_attention(q, k, v, **arguments(**rest))
+        return {"out": _heads_first(out)}
+
+    def oracle(
+        query: Bounded,
+        key: Bounded,
+        value: Bounded,
+        positions: np.ndarray,
+        bias: Bounded | None = None,
+        slopes: Bounded | None = None,
+        mask: np.ndarray | None = None,
+        segment_ids: np.ndarray | None = None,
+    ) -> Any:
+        biases = [] if bias is None else [bias]
+        if slopes is not None:
+            alibi, alibi_vjp = oracles.alibi_bias(
+                positions, positions, slopes, options["alibi_kind"]
+            )
+            biases.append(alibi)
+        allowed = oracles.who_may_attend(
+            (BATCH, HEADS, SEQ, SEQ),
+            mask=mask,
+            query_positions=positions,
+            key_positions=positions,
+            is_causal=options.get("is_causal", False),
+            sliding_window=options.get("sliding_window"),
+            query_segment_ids=segment_ids,
+            key_segment_ids=segment_ids,
+        )
+        out, vjp = oracles.attention(
+            query,
+            key,
+            value,
+            biases=tuple(biases),
+            allowed=allowed,
+            softcap=options.get("logit_softcap"),
+        )
+
+        def gradients(g: Any) -> Any:
+            d_query, d_key, d_value, d_logits = vjp(g["out"])
+            return {
+                "query": d_query,
+                "key": d_key,
+                "value": d_value,
+                "bias": d_logits.sum(1, keepdims=True),
+                "slopes": alibi_vjp(d_logits) if slopes is not None else None,
+            }
+
+        return {"out": out}, gradients
+
+    return Pair(
+        f"attention.{name}",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("query", "key", "value", *floats),
+        float32=("slopes",),
+    )
+
+
+def _mask_with_dead_rows(rng: np.random.Generator) -> np.ndarray:
+    mask = rng.random((BATCH, 1, SEQ, SEQ)) < 0.5
+    mask[0, :, 2] = mask[1, :, -1] = False
+    return mask
+
+
+# Whole paths: embeddings, projections, encoding, attention ---------------------------------------------------------
+
+
+def _path(pj: Any, pt: Any, scheme: str) -> Pair:
+    """Causal self-attention of packed or padded sequences with one encoding, from embeddings to attention output."""
+    learnt = {"learned": ("table",), "alibi": ("slopes",)}.get(scheme, ())
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        where = positions(rng, profile, BATCH, SEQ)
+        if scheme == "learned":
+            where["positions"] %= MAX_LEN
+        optional = {
+            "table": rng.normal(size=(MAX_LEN, MODEL_DIM)),
+            "slopes": oracles.alibi_slopes(HEADS) * rng.uniform(0.5, 2, HEADS),
+        }
+        widths = {
+            "w_query": HEADS * HEAD_DIM,
+            "w_key": KV_HEADS * HEAD_DIM,
+            "w_value": KV_HEADS * VALUE_DIM,
+        }
+        weights = {
+            name: rng.normal(size=(MODEL_DIM, width)) / np.sqrt(MODEL_DIM)
+            for name, width in widths.items()
+        }
+        x = rng.normal(size=(BATCH, SEQ, MODEL_DIM))
+        return {
+            "x": x,
+            **weights,
+            **where,
+            **{name: optional[name] for name in learnt},
+        }
+
+    def in_jax(
+        x: Any,
+        w_query: Any,
+        w_key: Any,
+        w_value: Any,
+        positions: Any,
+        segment_ids: Any,
+        table: Any = None,
+        slopes: Any = None,
+    ) -> Any:
+        if scheme == "sinusoidal":
+            dtype = _table_dtype(x, jnp.float64, jnp.float32)
+            table_rows = pj.sinusoidal_position_encoding(
+                positions, MODEL_DIM, base=BASE, dtype=dtype
+            )
+            x = pj.add_position_encoding(x, table_rows)
+        if scheme == "learned":
+            table_rows = pj.learned_position_encoding(table, positions)
+            x = pj.add_position_encoding(x, table_rows)
+        split = (*x.shape[:-1], -1)
+        query, key, value = (
+            jnp.matmul(x, w, precision="highest").reshape(*split, width)
+            for w, width in (
+                (w_query, HEAD_DIM),
+                (w_key, HEAD_DIM),
+                (w_value, VALUE_DIM),
+            )
+        )
+        if scheme == "rope":
+            cos, sin = _jax_tables(pj, x, positions, "half", "leading")
+            query, key = pj.apply_rotary_pos_emb(query, key, cos, sin)
+        return {
+            "out": pj.dot_product_attention(
+                query,
+                key,
+                value,
+                is_causal=True,
+                alibi_slopes=slopes,
+                query_positions=positions,
+                key_positions=positions,
+                query_segment_ids=segment_ids,
+                key_segment_ids=segment_ids,
+            )
+        }
+
+    def in_torch(
+        x: Any,
+        w_query: Any,
+        w_key: Any,
+        w_value: Any,
+        positions: Any,
+        segment_ids: Any,
+        table: Any = None,
+        slopes: Any = None,
+    ) -> Any:
+        if scheme == "sinusoidal":
+            dtype = _table_dtype(x, torch.float64, torch.float32)
+            table_rows = pt.sinusoidal_position_encoding(
+                positions, MODEL_DIM, base=BASE, dtype=dtype
+            )
+            x = pt.add_position_encoding(x, table_rows)
+        if scheme == "learned":
+            table_rows = pt.learned_position_encoding(table, positions)
+            x = pt.add_position_encoding(x, table_rows)
+        query, key, value = (
+            _heads_first((x @ w).unflatten(-1, (-1, width)))
+            for w, width in (
+                (w_query, HEAD_DIM),
+                (w_key, HEAD_DIM),
+                (w_value, VALUE_DIM),
+            )
+        )
+        if scheme == "rope":
+            cos, sin = _torch_tables(pt, x, positions, "half", "leading")
+            query, key = pt.apply_rotary_pos_emb(query, key, cos, sin)
+        out = pt.dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            alibi_slopes=slopes,
+            query_positions=positions,
+            key_positions=positions,
+            query_segment_ids=segment_ids,
+            key_segment_ids=segment_ids,
+        )
+        return {"out": _heads_first(out)}
+
+    def oracle(
+        x: Bounded,
+        w_query: Bounded,
+        w_key: Bounded,
+        w_value: Bounded,
+        positions: np.ndarray,
+        segment_ids: np.ndarray,
+        table: Bounded | None = None,
+        slopes: Bounded | None = None,
+    ) -> Any:
+        if scheme == "sinusoidal":
+            x = x + oracles.sinusoid(positions, MODEL_DIM, BASE, "interleaved", "dim")
+        if scheme == "learned":
+            rows, rows_vjp = oracles.look_up(table, positions, "error")
+            x = x + rows
+        (q, q_vjp), (k, k_vjp), (v, v_vjp) = (
+            oracles.linear(x, w) for w in (w_query, w_key, w_value)
+        )
+        q, k, v = (
+            _split_heads(y, width)
+            for y, width in ((q, HEAD_DIM), (k, HEAD_DIM), (v, VALUE_DIM))
+        )
+        if scheme == "rope":
+            cos, sin = oracles.rope_cos_sin(positions, ROTARY_DIM, BASE)
+            q, q_rope_vjp = oracles.rotate(q, cos, sin, "half", "leading")
+            k, k_rope_vjp = oracles.rotate(k, cos, sin, "half", "leading")
+        biases: tuple[Bounded, ...] = ()
+        if scheme == "alibi":
+            bias, bias_vjp = oracles.alibi_bias(
+                positions, positions, slopes, "symmetric"
+            )
+            biases = (bias,)
+        allowed = oracles.who_may_attend(
+            (BATCH, HEADS, SEQ, SEQ),
+            query_positions=positions,
+            key_positions=positions,
+            is_causal=True,
+            query_segment_ids=segment_ids,
+            key_segment_ids=segment_ids,
+        )
+        out, vjp = oracles.attention(q, k, v, biases=biases, allowed=allowed)
+
+        def gradients(g: Any) -> Any:
+            d_q, d_k, d_v, d_logits = vjp(g["out"])
+            if scheme == "rope":
+                d_q, d_k = q_rope_vjp(d_q)[0], k_rope_vjp(d_k)[0]
+            d_q, d_k, d_v = map(_merge_heads, (d_q, d_k, d_v))
+            (x_q, w_q), (x_k, w_k), (x_v, w_v) = q_vjp(d_q), k_vjp(d_k), v_vjp(d_v)
+            d_x = oracles.add(x_q, x_k, x_v)
+            return {
+                "x": d_x,
+                "w_query": w_q,
+                "w_key": w_k,
+                "w_value": w_v,
+                "table": rows_vjp(d_x) if scheme == "learned" else None,
+                "slopes": bias_vjp(d_logits) if scheme == "alibi" else None,
+            }
+
+        return {"out": out}, gradients
+
+    return Pair(
+        f"path.{scheme}",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("x", "w_query", "w_key", "w_value", *learnt),
+        float32=("slopes",),
+        in_input_dtype=True,
+    )
+
+
+def _split_heads(x: Bounded, width: int) -> Bounded:
+    return x.move(lambda a: a.reshape(*a.shape[:-1], -1, width))
+
+
+def _merge_heads(x: Bounded) -> Bounded:
+    return x.move(lambda a: a.reshape(*a.shape[:-2], -1))
+
+
+def pairs(pj: Any, pt: Any) -> dict[str, Pair]:
+    """Every scheme of a JAX package against that of a torch package, under the public names of this project."""
+    return {pair.name: pair for pair in _all(pj, pt)}
+
+
+def _all(pj: Any, pt: Any) -> Iterator[Pair]:
+    for layout in ("interleaved", "half", "half_cos_first"):
+        for spacing in ("dim", "endpoint"):
+            yield _sinusoidal(pj, pt, layout, spacing, 10)
+            yield _sinusoidal(pj, pt, layout, spacing, 7)
+    for policy in ("error", "nan", "clip"):
+        yield _learned(pj, pt, policy)
+    for layout in LAYOUTS:
+        for placement in PLACEMENTS:
+            yield _rope_apply(pj, pt, layout, placement, inverse=False)
+            yield _rope(pj, pt, layout, placement)
+        yield _rope_apply(pj, pt, layout, "leading", inverse=True)
+    for kind in ("symmetric", "signed", "key"):
+        yield _alibi(pj, pt, kind)
+    for name in ATTENTION:
+        yield _attention(pj, pt, name)
+    for scheme in ("sinusoidal", "learned", "rope", "alibi"):
+        yield _path(pj, pt, scheme)
+
