@@ -67,6 +67,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "parity_case" in metafunc.fixturenames:
         level = metafunc.config.getoption("level")
         cases = list(_cases(metafunc.module.PARITY, level))
+        if not cases:
+            raise pytest.UsageError(f"no pair is named {metafunc.module.PARITY}")
         metafunc.parametrize("parity_case", cases, ids=str)
 
 
@@ -87,7 +89,3 @@ def _cases(prefixes: tuple[str, ...], level: str) -> Iterator[Case]:
                 for profile in PROFILES:
                     yield Case(pair, dtype, profile, seed, jit=True)
 
-
-@pytest.fixture
-def level(request: pytest.FixtureRequest) -> str:
-    return request.config.getoption("level")

@@ -35,6 +35,12 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def compute_dtype(*arrays: Array) -> Any:
+    """Arithmetic is done in float32, or in float64 where any array is."""
+    doubles = any(array.dtype == jnp.float64 for array in arrays)
+    return jnp.float64 if doubles else jnp.float32
+
+
 def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"`{name}` must be an int, got {type(value).__name__}.")

@@ -29,6 +29,7 @@ from ._checks import (
     check_positive,
     check_rank,
     check_size,
+    compute_dtype,
     dtype_name,
 )
 from .alibi import KINDS, Kind, alibi_bias
@@ -102,7 +103,7 @@ def dot_product_attention(
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_positive("scale", scale)
 
-    dtype = _compute_dtype(query, *biases)
+    dtype = compute_dtype(query, *biases)
     logits = _scores(query.astype(dtype), key.astype(dtype))
     logits = logits * jnp.asarray(scale, dtype)
     if logit_softcap is not None:
@@ -275,11 +276,6 @@ def _allowed(
 def _against_each_other(query: Array, key: Array) -> tuple[Array, Array]:
     """[*batch, q] and [*batch, k] as [*batch, 1, q, 1] and [*batch, 1, 1, k]."""
     return query[..., None, :, None], key[..., None, None, :]
-
-
-def _compute_dtype(*arrays: Array) -> Any:
-    doubles = any(array.dtype == jnp.float64 for array in arrays)
-    return jnp.float64 if doubles else jnp.float32
 
 
 def _check_qkv(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:

@@ -32,6 +32,7 @@ from ._checks import (
     check_rank,
     check_size,
     check_table_dtype,
+    compute_dtype,
 )
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def rope_cos_sin(
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
         attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32
-            model does; the angle is then off by up to 2 ** -24 of itself, 8e-3 radians at 131072.
+            model does; the angle is then off by up to 2 ** -23 of itself, 1.6e-2 radians at 131072.
         dtype: float32 or float64, of the arithmetic and of the tables.
     Returns:
         cos and sin, [*positions, n], in `dtype`.
@@ -177,7 +178,7 @@ def apply_rope(
     x, cos, sin = as_floating("x", x), as_floating("cos", cos), as_floating("sin", sin)
     _check_apply(x, cos, sin, layout, placement)
     rotary, rest = _split_rotary(x, 2 * cos.shape[-1], placement)
-    dtype = _compute_dtype(x, cos, sin)
+    dtype = compute_dtype(x, cos, sin)
     cos, sin = (table.astype(dtype)[..., None, :] for table in (cos, sin))
     sin = -sin if inverse else sin
     rotary = rotary.astype(dtype)
@@ -325,11 +326,6 @@ def _join_rotary(rotary: Array, rest: Array, placement: Placement) -> Array:
         return rotary
     parts = (rotary, rest) if placement == "leading" else (rest, rotary)
     return jnp.concatenate(parts, -1)
-
-
-def _compute_dtype(*arrays: Array) -> Any:
-    doubles = any(array.dtype == jnp.float64 for array in arrays)
-    return jnp.float64 if doubles else jnp.float32
 
 
 def _head_dim(rows: int, num_heads: int) -> int:

@@ -25,6 +25,7 @@ from ._checks import (
     check_positive,
     check_size,
     check_table_dtype,
+    compute_dtype,
 )
 
 if TYPE_CHECKING:
@@ -113,8 +114,7 @@ def add_position_encoding(
     """
     x, encoding = as_floating("x", x), as_floating("encoding", encoding)
     check_fits("encoding", encoding.shape, x.shape, exact=2)
-    double = jnp.float64 in (x.dtype, encoding.dtype)
-    dtype = jnp.float64 if double else jnp.float32
+    dtype = compute_dtype(x, encoding)
     return (x.astype(dtype) + encoding.astype(dtype)).astype(x.dtype)
 
 

@@ -23,6 +23,12 @@ def is_array(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
+def compute_dtype(*arrays: Tensor) -> torch.dtype:
+    """Arithmetic is done in float32, or in float64 where any array is."""
+    doubles = any(array.dtype == torch.float64 for array in arrays)
+    return torch.float64 if doubles else torch.float32
+
+
 def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"`{name}` must be an int, got {type(value).__name__}.")

@@ -28,6 +28,7 @@ from ._checks import (
     check_positive,
     check_rank,
     check_size,
+    compute_dtype,
     dtype_name,
 )
 from .alibi import KINDS, Kind, alibi_bias
@@ -103,7 +104,7 @@ def dot_product_attention(
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_positive("scale", scale)
 
-    dtype = _compute_dtype(query, *biases)
+    dtype = compute_dtype(query, *biases)
     logits = _scores(query.to(dtype), key.to(dtype)) * scale
     if logit_softcap is not None:
         check_positive("logit_softcap", logit_softcap)
@@ -270,11 +271,6 @@ def _allowed(
 def _against_each_other(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """[*batch, q] and [*batch, k] as [*batch, 1, q, 1] and [*batch, 1, 1, k]."""
     return query[..., None, :, None], key[..., None, None, :]
-
-
-def _compute_dtype(*arrays: Tensor) -> torch.dtype:
-    doubles = any(array.dtype == torch.float64 for array in arrays)
-    return torch.float64 if doubles else torch.float32
 
 
 def _check_qkv(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:

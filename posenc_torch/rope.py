@@ -31,6 +31,7 @@ from ._checks import (
     check_rank,
     check_size,
     check_table_dtype,
+    compute_dtype,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def rope_cos_sin(
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
         attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32
-            model does; the angle is then off by up to 2 ** -24 of itself, 8e-3 radians at 131072.
+            model does; the angle is then off by up to 2 ** -23 of itself, 1.6e-2 radians at 131072.
         dtype: float32 or float64, of the arithmetic and of the tables.
     Returns:
         cos and sin, [*positions, n], in `dtype`.
@@ -173,7 +174,7 @@ def apply_rope(
     x, cos, sin = as_floating("x", x), as_floating("cos", cos), as_floating("sin", sin)
     _check_apply(x, cos, sin, layout, placement)
     rotary, rest = _split_rotary(x, 2 * cos.shape[-1], placement)
-    dtype = _compute_dtype(x, cos, sin)
+    dtype = compute_dtype(x, cos, sin)
     cos, sin = (table.to(dtype).unsqueeze(-3) for table in (cos, sin))
     sin = -sin if inverse else sin
     rotary = rotary.to(dtype)
@@ -307,11 +308,6 @@ def _join_rotary(rotary: Tensor, rest: Tensor, placement: Placement) -> Tensor:
         return rotary
     parts = (rotary, rest) if placement == "leading" else (rest, rotary)
     return torch.cat(parts, -1)
-
-
-def _compute_dtype(*arrays: Tensor) -> torch.dtype:
-    doubles = any(array.dtype == torch.float64 for array in arrays)
-    return torch.float64 if doubles else torch.float32
 
 
 def _head_dim(rows: int, num_heads: int) -> int:

@@ -26,6 +26,7 @@ from ._checks import (
     check_positive,
     check_size,
     check_table_dtype,
+    compute_dtype,
 )
 
 if TYPE_CHECKING:
@@ -113,8 +114,7 @@ def add_position_encoding(
     """
     x, encoding = as_floating("x", x), as_floating("encoding", encoding)
     check_fits("encoding", encoding.shape, x.shape, exact=2)
-    double = torch.float64 in (x.dtype, encoding.dtype)
-    dtype = torch.float64 if double else torch.float32
+    dtype = compute_dtype(x, encoding)
     return (x.to(dtype) + encoding.to(dtype)).to(x.dtype)
 
 

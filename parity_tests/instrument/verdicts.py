@@ -4,7 +4,7 @@
     AGREE              both are as right as their arithmetic allows
     A_WORSE, B_WORSE   one side is outside what its arithmetic allows, or far worse than its peer
     BOTH_POOR          both are outside, and together: a fault they share
-    DIVERGE            they compute different functions
+    DIVERGE            they compute different functions: in float64 one side is outside, or both, each its own way
     CONTRACT           shape, dtype or NaN mask is wrong
     INVALID            nothing was compared: empty, constant, or not finite
 """
@@ -124,7 +124,11 @@ def compare(
         peer = _peer_ratio(*errors, np.maximum(PEER_FLOOR_SHARE * bound, floor))
     gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
     apart = _largest_ratio(np.where(there, gap, 0.0), 2 * bound)
-    verdict = _verdict(np.array_equal(a, b, equal_nan=True), *ratios, peer, apart)
+    same = np.array_equal(a, b, equal_nan=True)
+    verdict = _verdict(same, *ratios, peer, apart)
+    if compute == np.float64 and verdict in ("A_WORSE", "B_WORSE"):
+        # Nothing but another formula is that far off in float64.
+        verdict = "DIVERGE"
     largest = [float(x.max()) for x in (*errors, bound)]
     return Row(name, verdict, *largest, *ratios, peer)
 
@@ -188,7 +192,8 @@ def _half_step_at_zero(dtype: np.dtype) -> float:
 
 
 def _largest_ratio(error: np.ndarray, bound: np.ndarray) -> float:
-    ratio = np.divide(error, bound, out=np.zeros_like(error), where=error > 0)
+    with np.errstate(divide="ignore"):  # An error where the bound is 0 is infinitely too large.
+        ratio = np.divide(error, bound, out=np.zeros_like(error), where=error > 0)
     return float(ratio.max())
 
 

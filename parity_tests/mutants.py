@@ -1,0 +1,188 @@
+"""Planted faults: one line of one package changed, as people do get it wrong. The gate must see every one.
+
+    python -m parity_tests.mutants        prints the kill table
+
+A mutant is the package itself with a text replaced, loaded under another name; a text that does not occur exactly
+once is an error, so no mutant can silently become the original.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import posenc_jax
+import posenc_torch
+
+from .instrument import run
+from .schemes import pairs
+
+__all__ = ["MUTANTS", "Kill", "Mutant", "kill"]
+
+# In this order: is it another function, is it a worse one in float32, is it one in low precision?
+DTYPES = ("float64", "float32", "bfloat16")
+PROFILES = ("sparse", "packed")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` becomes `new` in `file`, e.g. "posenc_jax/rope.py"; `pair` is what should notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    pair: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What noticed a mutant: the case, the verdict, and the worst error as a multiple of its bound."""
+
+    case: str
+    verdict: str
+    ratio: float
+
+
+def kill(mutant: Mutant) -> Kill | None:
+    """Run the mutant's pair, from the plainest question on; None if it survives."""
+    with _mutated(mutant) as package:
+        if mutant.file.startswith("posenc_jax"):
+            pair = pairs(package, posenc_torch)[mutant.pair]
+        else:
+            pair = pairs(posenc_jax, package)[mutant.pair]
+        for dtype in DTYPES:
+            for profile in PROFILES:
+                try:
+                    report = run(pair, dtype=dtype, profile=profile, seed=0, jit=False)
+                except (TypeError, ValueError, RuntimeError) as error:
+                    return Kill(f"{dtype},{profile}", type(error).__name__, 0.0)
+                if not report.passed:
+                    ratio = max(max(r.ratio_a, r.ratio_b) for r in report.rows)
+                    return Kill(f"{dtype},{profile}", report.verdict, ratio)
+    return None
+
+
+@contextmanager
+def _mutated(mutant: Mutant) -> Iterator[ModuleType]:
+    package, file = mutant.file.split("/")
+    origin = Path(sys.modules[package].__file__).parent
+    name = f"{package}_mutant"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(origin, Path(folder) / name)
+        text = (copy / file).read_text()
+        if text.count(mutant.old) != 1:
+            raise ValueError(
+                f"`old` of mutant {mutant.name!r} must occur once in {mutant.file}, "
+                f"got {text.count(mutant.old)}."
+            )
+        (copy / file).write_text(text.replace(mutant.old, mutant.new))
+        spec = importlib.util.spec_from_file_location(
+            name, copy / "__init__.py", submodule_search_locations=[str(copy)]
+        )
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+            yield module
+        finally:
+            for loaded in [m for m in sys.modules if m.partition(".")[0] == name]:
+                del sys.modules[loaded]
+
+
+_TABLE = [
+    # RoPE
+    ("sine without its minus", "posenc_jax/rope.py", "_join_pairs(-sin, sin, layout)", "_join_pairs(sin, sin, layout)", "rope.half.leading"),
+    ("rotates the other way", "posenc_jax/rope.py", "_join_pairs(-sin, sin, layout)", "_join_pairs(sin, -sin, layout)", "rope.half.leading"),
+    ("pairs not swapped", "posenc_jax/rope.py", "return _join_pairs(second, first, layout)", "return _join_pairs(first, second, layout)", "rope.interleaved.leading"),
+    ("interleaved read as halves", "posenc_jax/rope.py", "return x[..., ::2], x[..., 1::2]", "return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]", "rope.interleaved.leading"),
+    ("position + 1", "posenc_jax/rope.py", "positions[..., None].astype(dtype)", "(positions[..., None] + 1).astype(dtype)", "rope.half.leading"),
+    ("positions in bfloat16", "posenc_jax/rope.py", "positions[..., None].astype(dtype)", "positions[..., None].astype(jnp.bfloat16).astype(dtype)", "rope.half.leading"),
+    ("frequencies in bfloat16", "posenc_jax/rope.py", "inv_freq.astype(dtype)", "inv_freq.astype(jnp.bfloat16).astype(dtype)", "rope.half.leading"),
+    ("frequencies in float32 only", "posenc_jax/rope.py", "inv_freq.astype(dtype)", "inv_freq.astype(jnp.float32).astype(dtype)", "rope.half.leading"),
+    ("tables in bfloat16", "posenc_jax/rope.py", "(table.astype(dtype)[", "(table.astype(jnp.bfloat16).astype(dtype)[", "rope.half.leading"),
+    ("exponent over head_dim", "posenc_jax/rope.py", "dtype=np.float64) / self.rotary_dim", "dtype=np.float64) / self.head_dim", "rope.half.leading"),
+    ("base ignored", "posenc_jax/rope.py", "np.float64(self.base)", "np.float64(10_000.0)", "rope.half.leading"),
+    ("heads rolled by one", "posenc_jax/rope.py", "rotary = rotary.astype(dtype)", "rotary = jnp.roll(rotary.astype(dtype), 1, -2)", "rope.half.leading"),
+    ("trailing slice taken from the front", "posenc_jax/rope.py", "return x[..., x.shape[-1] - width :], x[..., : x.shape[-1] - width]", "return x[..., :width], x[..., width:]", "rope.half.trailing"),
+    ("inverse ignored", "posenc_jax/rope.py", "sin = -sin if inverse else sin", "sin = sin", "rope_apply.half.leading.inverse"),
+    ("rotated in the dtype of x", "posenc_jax/rope.py", "dtype = compute_dtype(x, cos, sin)", "dtype = x.dtype", "rope.half.leading"),
+    ("no gradient to x", "posenc_jax/rope.py", "return _join_rotary(rotated.astype(x.dtype)", "return _join_rotary(jax.lax.stop_gradient(rotated).astype(x.dtype)", "rope.half.leading"),
+    ("backward rotates forward", "posenc_jax/rope.py", "    rotated = rotary * _join_pairs(cos, cos, layout)\n", "    back = rotary * _join_pairs(cos, cos, layout) + _swap_pairs(rotary, layout) * _join_pairs(sin, -sin, layout)\n    rotary = jax.lax.stop_gradient(rotary)\n    rotated = rotary * _join_pairs(cos, cos, layout) + back - jax.lax.stop_gradient(back)\n", "rope.half.leading"),
+    ("backward forgets one half of the sine", "posenc_jax/rope.py", "_join_pairs(-sin, sin, layout)", "_join_pairs(-sin, jax.lax.stop_gradient(sin), layout)", "rope_apply.half.leading"),
+    ("sine without its minus", "posenc_torch/rope.py", "_join_pairs(-sin, sin, layout)", "_join_pairs(sin, sin, layout)", "rope.interleaved.trailing"),
+    ("position + 1", "posenc_torch/rope.py", "positions[..., None].to(dtype)", "(positions[..., None] + 1).to(dtype)", "rope.half.leading"),
+    ("positions in float16", "posenc_torch/rope.py", "positions[..., None].to(dtype)", "positions[..., None].to(torch.float16).to(dtype)", "rope.half.leading"),
+    ("frequencies in float16", "posenc_torch/rope.py", "inv_freq.to(dtype)", "inv_freq.to(torch.float16).to(dtype)", "rope.half.leading"),
+    ("gradient detached", "posenc_torch/rope.py", "rotary = rotary.to(dtype)", "rotary = rotary.detach().to(dtype)", "path.rope"),
+    ("heads and tokens exchanged", "posenc_torch/rope.py", ".unsqueeze(-3)", ".unsqueeze(-3).flip(-2)", "rope.half.leading"),
+    # Sinusoidal
+    ("halves for interleaved", "posenc_jax/sinusoidal.py", "if layout == \"half\":", "if layout != \"half_cos_first\":", "sinusoidal.interleaved.dim.10"),
+    ("sine and cosine exchanged", "posenc_jax/sinusoidal.py", "columns = jnp.concatenate((sin, cos), -1)", "columns = jnp.concatenate((cos, sin), -1)", "sinusoidal.half.dim.10"),
+    ("endpoint not reached", "posenc_jax/sinusoidal.py", "max(half - 1, 1)", "half", "sinusoidal.half.endpoint.10"),
+    ("odd width rounded up", "posenc_jax/sinusoidal.py", "np.arange(0, dim, 2) / dim", "np.arange(0, dim, 2) / (dim + dim % 2)", "sinusoidal.interleaved.dim.7"),
+    ("base ignored", "posenc_torch/sinusoidal.py", "np.float64(base)", "np.float64(10_000.0)", "sinusoidal.half_cos_first.dim.10"),
+    ("times in bfloat16", "posenc_torch/sinusoidal.py", "positions[..., None].to(dtype)", "positions[..., None].to(torch.bfloat16).to(dtype)", "sinusoidal.interleaved.dim.10"),
+    ("encoding scaled by sqrt(dim)", "posenc_torch/sinusoidal.py", "(x.to(dtype) + encoding", "(x.to(dtype) * x.shape[-1] ** 0.5 + encoding", "path.sinusoidal"),
+    # Learned
+    ("clamped lookup", "posenc_jax/learned.py", "if out_of_range == \"clip\":", "if out_of_range != \"error\":", "learned.nan"),
+    ("row + 1", "posenc_jax/learned.py", "nearest = positions.clip(0", "nearest = (positions + 1).clip(0", "learned.clip"),
+    ("negative counts from the end", "posenc_torch/learned.py", "nearest = positions.clamp(0", "nearest = (positions % table.shape[0]).clamp(0", "learned.clip"),
+    ("table frozen", "posenc_torch/learned.py", "rows = table[nearest]", "rows = table.detach()[nearest]", "path.learned"),
+    ("row 0 is padding, without gradient", "posenc_jax/learned.py", "rows = jnp.take(table,", "rows = jnp.take(table.at[0].set(jax.lax.stop_gradient(table[0])),", "learned.error"),
+    # ALiBi
+    ("slope exponent off by one", "posenc_jax/alibi.py", "np.arange(1, num_heads + 1)", "np.arange(num_heads)", "alibi.symmetric"),
+    ("one geometric series for any head count", "posenc_jax/alibi.py", "slopes = np.concatenate((_geometric(power), between[: num_heads - power]))", "slopes = _geometric(num_heads)", "alibi.symmetric"),
+    ("slopes sorted", "posenc_torch/alibi.py", "torch.from_numpy(slopes)", "torch.from_numpy(np.sort(slopes)[::-1].copy())", "alibi.symmetric"),
+    ("bias grows with distance", "posenc_jax/alibi.py", "-jnp.abs(key - query)", "jnp.abs(key - query)", "path.alibi"),
+    ("signed the wrong way", "posenc_torch/alibi.py", "key - query if kind", "query - key if kind", "alibi.signed"),
+    ("key kind by query", "posenc_torch/alibi.py", "distance = key.expand", "distance = query.expand", "alibi.key"),
+    ("slopes of the heads reversed", "posenc_jax/alibi.py", "slopes[:, None, None]", "slopes[::-1, None, None]", "attention.alibi_symmetric"),
+    ("decode offset lost", "posenc_jax/alibi.py", "query, key = query_positions[..., :, None]", "query, key = (query_positions - query_positions[..., :1])[..., :, None]", "alibi.symmetric"),
+    ("distance in bfloat16", "posenc_jax/alibi.py", "distance[..., None, :, :].astype(slopes.dtype)", "distance[..., None, :, :].astype(jnp.bfloat16).astype(slopes.dtype)", "alibi.symmetric"),
+    ("slopes not learnable", "posenc_torch/alibi.py", "slopes[:, None, None]", "slopes.detach()[:, None, None]", "attention.alibi_symmetric"),
+    # Attention
+    ("scale dropped", "posenc_jax/attention.py", "logits = logits * jnp.asarray(scale, dtype)", "logits = logits", "attention.plain"),
+    ("scale by the value width", "posenc_torch/attention.py", "math.sqrt(head_dim) if", "math.sqrt(value.shape[-1]) if", "attention.plain"),
+    ("key heads interleaved over query heads", "posenc_torch/attention.py", "grouped = query.unflatten(-3, (key.shape[-3], -1))", "grouped = query.unflatten(-3, (-1, key.shape[-3])).transpose(-4, -3)", "attention.plain"),
+    ("causal without the diagonal", "posenc_jax/attention.py", "conditions.append(key <= query)", "conditions.append(key < query)", "attention.causal"),
+    ("causal by index", "posenc_torch/attention.py", "conditions.append(key <= query)", "conditions.append(torch.ones(shape[-2:]).tril().bool())", "attention.causal"),
+    ("window one too wide", "posenc_jax/attention.py", "(query - key) < sliding_window", "(query - key) <= sliding_window", "attention.window"),
+    ("mask dropped", "posenc_jax/attention.py", "conditions.append(as_boolean(\"mask\", mask))", "as_boolean(\"mask\", mask)", "attention.mask"),
+    ("mask inverted", "posenc_torch/attention.py", "conditions.append(as_boolean(\"mask\", mask))", "conditions.append(~as_boolean(\"mask\", mask))", "attention.mask"),
+    ("dead rows average the values", "posenc_jax/attention.py", "jnp.where(allowed, logits, -math.inf)", "jnp.where(allowed, logits, -1e30)", "attention.mask"),
+    ("segments ignored", "posenc_torch/attention.py", "conditions.append(query == key)", "pass", "attention.segments"),
+    ("cap not multiplied back", "posenc_jax/attention.py", "logits = cap * jnp.tanh", "logits = jnp.tanh", "attention.softcap"),
+    ("bias dropped", "posenc_jax/attention.py", "for term in biases:", "for term in biases[1:]:", "attention.softcap"),
+    ("softmax in half precision", "posenc_torch/attention.py", "dtype = compute_dtype(query, *biases)", "dtype = query.dtype", "attention.causal"),
+    ("no gradient through the weights", "posenc_jax/attention.py", "_average(_softmax(logits)", "_average(jax.lax.stop_gradient(_softmax(logits))", "attention.plain"),
+]  # fmt: skip
+
+MUTANTS = [Mutant(*row) for row in _TABLE]
+
+
+def main() -> int:
+    survivors = 0
+    width = max(len(mutant.name) for mutant in MUTANTS)
+    print(f"{'fault':<{width}}  {'planted in':<26} {'seen by':<26} {'in':<16} verdict")
+    for mutant in MUTANTS:
+        found = kill(mutant)
+        survivors += found is None
+        seen = "SURVIVES" if found is None else f"{found.case:<16} {found.verdict}"
+        line = f"{mutant.name:<{width}}  {mutant.file:<26} {mutant.pair:<26} {seen}"
+        if found and found.ratio:
+            line += f"  {found.ratio:.2g} x bound"
+        print(line)
+    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} planted faults seen.")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main())
