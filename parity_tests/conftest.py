@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import jax
@@ -22,12 +23,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--level",
         choices=LEVELS,
-        default="default",
-        help="quick: under a minute, for a working loop; full: ten drawings of every case",
+        default=os.environ.get("PARITY_LEVEL", "default"),
+        help="quick: under a minute, for a working loop; full: ten drawings of every "
+        "case. The environment variable PARITY_LEVEL sets it too, for `--pyargs`.",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("level") not in LEVELS:
+        raise pytest.UsageError(f"PARITY_LEVEL must be one of {', '.join(LEVELS)}")
     config.addinivalue_line("filterwarnings", "error")
     jax.config.update("jax_default_matmul_precision", "highest")
     torch.set_float32_matmul_precision("highest")

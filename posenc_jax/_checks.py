@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 
 def dtype_name(dtype: Any) -> str:
@@ -32,7 +34,7 @@ def is_floating(value: Any) -> bool:
 
 
 def is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def compute_dtype(*arrays: Array) -> Any:
@@ -58,7 +60,7 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
         allowed = ", ".join(map(repr, choices))
         raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.")
@@ -94,7 +96,7 @@ def check_rank(name: str, x: Array, axes: str, *, at_least: int) -> None:
 
 
 def check_fits(
-    name: str, shape: tuple[int, ...], target: tuple[int, ...], *, exact: int
+    name: str, shape: Sequence[int], target: Sequence[int], *, exact: int
 ) -> None:
     """The last `exact` axes must equal the target's; axes before them may also be 1 or absent."""
     shape, target = tuple(shape), tuple(target)

@@ -243,7 +243,8 @@ def _biases(
     if slopes is not None:
         slopes = as_table("alibi_slopes", slopes)
         check_fits("alibi_slopes", slopes.shape, shape[-3:-2], exact=1)
-        biases.append(alibi_bias(*positions, slopes, kind=kind))
+        query, key = positions
+        biases.append(alibi_bias(query, key, slopes, kind=kind))
     return biases
 
 

@@ -15,6 +15,7 @@ Source: Su et al., "RoFormer", 2021, arXiv:2104.09864, eq. 14, 15 and 34.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -96,7 +97,8 @@ class RopeConfig:
         Returns:
             NumPy array [n], radians per token.
         """
-        exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
+        width = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        exponents = np.arange(0, width, 2, dtype=np.float64) / width
         return np.asarray(np.float64(self.base) ** -exponents, dtype)
 
 
@@ -177,14 +179,14 @@ def apply_rope(
     """
     x, cos, sin = as_floating("x", x), as_floating("cos", cos), as_floating("sin", sin)
     _check_apply(x, cos, sin, layout, placement)
-    rotary, rest = _split_rotary(x, 2 * cos.shape[-1], placement)
-    dtype = compute_dtype(x, cos, sin)
-    cos, sin = (table.astype(dtype)[..., None, :] for table in (cos, sin))
     sin = -sin if inverse else sin
-    rotary = rotary.astype(dtype)
-    rotated = rotary * _join_pairs(cos, cos, layout)
-    rotated = rotated + _swap_pairs(rotary, layout) * _join_pairs(-sin, sin, layout)
-    return _join_rotary(rotated.astype(x.dtype), rest, placement)
+    return jax.lax.platform_dependent(
+        x,
+        cos[..., None, :],
+        sin[..., None, :],
+        tpu=partial(_rotate_by_matrix, layout=layout, placement=placement),
+        default=partial(_rotate, layout=layout, placement=placement),
+    )
 
 
 def apply_rotary_pos_emb(
@@ -278,6 +280,44 @@ def permute_rope_weights(
     return permuted.reshape(weight.shape)
 
 
+def _rotate(
+    x: Array, cos: Array, sin: Array, layout: Layout, placement: Placement
+) -> Array:
+    """x cos + swap(x) sin on the channels that rotate; tables have a heads axis."""
+    dtype = compute_dtype(x, cos, sin)
+    rotary, rest = _split_rotary(x, 2 * cos.shape[-1], placement)
+    rotary, cos, sin = (part.astype(dtype) for part in (rotary, cos, sin))
+    rotated = rotary * _join_pairs(cos, cos, layout)
+    rotated = rotated + _swap_pairs(rotary, layout) * _join_pairs(-sin, sin, layout)
+    return _join_rotary(rotated.astype(x.dtype), rest, placement)
+
+
+def _rotate_by_matrix(
+    x: Array, cos: Array, sin: Array, layout: Layout, placement: Placement
+) -> Array:
+    """`_rotate` with the swap as a permutation matrix, over whole heads, for a TPU.
+
+    Moving lanes costs a TPU up to twice the rest of the rotation, while its matrix unit is idle. The matrix is
+    exact at the highest precision, since every sum has one term; but an inf or NaN spreads through its head.
+    """
+    dtype = compute_dtype(x, cos, sin)
+    channels = np.arange(x.shape[-1])
+    rotary, _ = _split_rotary(channels, 2 * cos.shape[-1], placement)
+    first, second = _split_pairs(rotary, layout)
+    swap = np.zeros((len(channels), len(channels)))
+    swap[first, second] = swap[second, first] = 1
+
+    def over_head(table: Array) -> Array:
+        around = (rotary[0], channels[-1] - rotary[-1])
+        return jnp.pad(table, [(0, 0)] * (table.ndim - 1) + [around])
+
+    wide, cos, sin = (part.astype(dtype) for part in (x, cos, sin))
+    swapped = jnp.matmul(wide, jnp.asarray(swap, dtype), precision="highest")
+    rotated = wide * over_head(_join_pairs(cos, cos, layout))
+    rotated = rotated + swapped * over_head(_join_pairs(-sin, sin, layout))
+    return jnp.where(np.isin(channels, rotary), rotated.astype(x.dtype), x)
+
+
 def _split_pairs(x: Array, layout: Layout) -> tuple[Array, Array]:
     """First and second members of the pairs: [..., 2n] -> [..., n] and [..., n]."""
     if layout == "half":
@@ -296,21 +336,8 @@ def _join_pairs(first: Array, second: Array, layout: Layout) -> Array:
 
 def _swap_pairs(x: Array, layout: Layout) -> Array:
     """Exchange the members of every pair."""
-
-    def by_slices(x: Array) -> Array:
-        first, second = _split_pairs(x, layout)
-        return _join_pairs(second, first, layout)
-
-    def by_matrix(x: Array) -> Array:
-        # Shuffling lanes would double the cost of the rotation on a TPU; its matrix unit is idle. Exact at
-        # the highest precision, since every sum has one term (but an inf or NaN spreads through its head).
-        channels = np.arange(x.shape[-1])
-        half = len(channels) // 2
-        partner = np.roll(channels, half) if layout == "half" else channels ^ 1
-        swap = jnp.asarray(np.eye(len(channels))[partner], x.dtype)
-        return jnp.matmul(x, swap, precision="highest")
-
-    return jax.lax.platform_dependent(x, tpu=by_matrix, default=by_slices)
+    first, second = _split_pairs(x, layout)
+    return _join_pairs(second, first, layout)
 
 
 def _split_rotary(x: Array, width: int, placement: Placement) -> tuple[Array, Array]:

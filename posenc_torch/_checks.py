@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ def describe(value: Any) -> str:
     return dtype_name(value.dtype) if is_array(value) else type(value).__name__
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor)
 
 
@@ -46,7 +47,7 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
         allowed = ", ".join(map(repr, choices))
         raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.")
@@ -80,7 +81,7 @@ def check_rank(name: str, x: Tensor, axes: str, *, at_least: int) -> None:
 
 
 def check_fits(
-    name: str, shape: tuple[int, ...], target: tuple[int, ...], *, exact: int
+    name: str, shape: Sequence[int], target: Sequence[int], *, exact: int
 ) -> None:
     """The last `exact` axes must equal the target's; axes before them may also be 1 or absent."""
     shape, target = tuple(shape), tuple(target)

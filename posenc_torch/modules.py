@@ -1,4 +1,529 @@
-class AlibiPositionEmbedding: ...
-class LearnedPositionalEncoding: ...
-class RotaryPositionEmbedding: ...
-class SinusoidalPositionalEncoding: ...
+"""The four encodings as modules: they hold configuration and parameters, the functions hold the arithmetic.
+
+Frequencies, slopes and tables are constants made on the host. They are buffers, so that they follow the module to
+its device, but they are not in the state dict and no cast rounds them: see `_HostConstants`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ._checks import (
+    as_floating,
+    as_positions,
+    check_choice,
+    check_fits,
+    check_rank,
+    check_size,
+    check_table_dtype,
+    describe,
+    is_array,
+)
+from .alibi import KINDS, Kind, alibi_bias, alibi_slopes
+from .learned import (
+    OUT_OF_RANGE,
+    Init,
+    OutOfRange,
+    init_position_table,
+    learned_position_encoding,
+)
+from .positions import last_positions, position_range
+from .rope import RopeConfig, rope_cos_sin
+from .sinusoidal import (
+    Layout,
+    Spacing,
+    add_position_encoding,
+    sinusoidal_position_encoding,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Float, Int, Real
+
+__all__ = [
+    "AlibiPositionEmbedding",
+    "LearnedPositionalEncoding",
+    "RotaryPositionEmbedding",
+    "SinusoidalPositionalEncoding",
+]
+
+
+class _HostConstants(nn.Module):
+    """A module whose buffers are constants, made anew whenever the module is cast or moved.
+
+    `.half()`, `.to(dtype)` and their like round every floating-point buffer, and a frequency in bfloat16 can put
+    the angle at position 4096 off by 8 radians; `to_empty` leaves buffers unwritten. Here a cast changes none, and
+    a module built on the meta device has them all after `to_empty(device=...)`.
+    """
+
+    def _constants(self) -> dict[str, Tensor]:
+        """The buffers by name, computed on the default device."""
+        raise NotImplementedError
+
+    def _fill(self, device: torch.device) -> None:
+        with torch.device(device):
+            constants = self._constants()
+        for name, constant in constants.items():
+            self.register_buffer(name, constant.to(device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self._fill(next(self.buffers(recurse=False)).device)
+        return self
+
+
+class SinusoidalPositionalEncoding(_HostConstants):
+    """Add the sinusoidal encoding of each token's position: x + `sinusoidal_position_encoding`.
+
+    Tutorials stop at `max_len` and fail on an odd `d_model`; here neither is a limit. Positions below `max_len`
+    are read from a table, others computed.
+
+    Args:
+        max_len: Length of the table, tokens.
+        d_model: Channels of x.
+        base, layout, spacing: As in `sinusoidal_position_encoding`.
+        dtype: float32 or float64, of the encoding; casting the module does not change it.
+    Raises:
+        TypeError, ValueError: if a size is not an int of at least 1, or as `sinusoidal_position_encoding`.
+    Source:
+        arXiv:1706.03762, section 3.5.
+    """
+
+    table: Tensor
+
+    def __init__(
+        self,
+        max_len: int,
+        d_model: int,
+        *,
+        base: float = 10_000.0,
+        layout: Layout = "interleaved",
+        spacing: Spacing = "dim",
+        dtype: Any = torch.float32,
+    ) -> None:
+        super().__init__()
+        check_size("max_len", max_len)
+        check_size("d_model", d_model)
+        self.max_len, self.d_model = max_len, d_model
+        self.base = base
+        self.layout: Layout = layout
+        self.spacing: Spacing = spacing
+        self.dtype = dtype
+        self._fill(torch.get_default_device())
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch seq d_model"],
+        *,
+        positions: int | Real[Tensor, "*#batch seq"] | None = None,
+        offset: int | Int[Tensor, "*#batch"] = 0,
+    ) -> Float[Tensor, "*batch seq d_model"]:
+        """Encode the positions of x.
+
+        Args:
+            x: Embeddings, any float dtype.
+            positions: Tokens, [seq] or with batch axes; None means consecutive ones from `offset`.
+            offset: Position of the first token, an int or integers for each batch row.
+        Returns:
+            x + encoding, in the shape and dtype of x.
+        Raises:
+            TypeError: if x is not floating-point, or positions or `offset` are of the wrong type.
+            ValueError: if shapes do not fit, or both `positions` and `offset` are given.
+        """
+        _check_embeddings(x, self.d_model)
+        if positions is None and _is_tabulated(offset, x.shape[-2], self.max_len):
+            return add_position_encoding(x, self.table[offset : offset + x.shape[-2]])
+        tokens = _token_positions(positions, offset, x, real=True)
+        return add_position_encoding(x, self._encode(tokens))
+
+    def _encode(self, positions: int | Tensor) -> Tensor:
+        return sinusoidal_position_encoding(
+            positions,
+            self.d_model,
+            base=self.base,
+            layout=self.layout,
+            spacing=self.spacing,
+            dtype=self.dtype,
+        )
+
+    def _constants(self) -> dict[str, Tensor]:
+        return {"table": self._encode(self.max_len)}
+
+    def extra_repr(self) -> str:
+        """Show the sizes in the module's repr."""
+        return f"{self.max_len}, {self.d_model}"
+
+
+class LearnedPositionalEncoding(nn.Module):
+    """Add the trained row of each token's position: x + table[positions].
+
+    The table ends at `max_len`. What a position past it does is an argument; it is never the last row unasked.
+
+    Args:
+        max_len: Rows of `table`, tokens.
+        d_model: Channels of x.
+        init, stddev: First value of `table`, as in `init_position_table`.
+        out_of_range: "error", "nan" or "clip", as in `learned_position_encoding`.
+        generator: Source of randomness; None means torch's default one.
+        dtype: float32 or float64, of `table`; it is a parameter, so casting the module casts it.
+    Raises:
+        TypeError, ValueError: as `init_position_table`, or if `out_of_range` is unknown.
+    Source:
+        arXiv:1705.03122, section 3.1.
+    """
+
+    def __init__(
+        self,
+        max_len: int,
+        d_model: int,
+        *,
+        init: Init = "normal",
+        stddev: float = 0.02,
+        out_of_range: OutOfRange = "error",
+        generator: torch.Generator | None = None,
+        dtype: Any = torch.float32,
+    ) -> None:
+        super().__init__()
+        check_size("max_len", max_len)
+        check_size("d_model", d_model)
+        check_choice("out_of_range", out_of_range, OUT_OF_RANGE)
+        check_table_dtype("dtype", dtype)
+        self.max_len, self.d_model = max_len, d_model
+        self.init: Init = init
+        self.stddev = stddev
+        self.out_of_range: OutOfRange = out_of_range
+        self.table = nn.Parameter(torch.empty(max_len, d_model, dtype=dtype))
+        self.reset_parameters(generator=generator)
+
+    def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
+        """Set `table` to a new first value, as is needed after `to_empty`.
+
+        Args:
+            generator: Source of randomness; None means torch's default one.
+        """
+        double = self.table.dtype == torch.float64
+        table = init_position_table(
+            self.max_len,
+            self.d_model,
+            init=self.init,
+            stddev=self.stddev,
+            generator=generator,
+            dtype=torch.float64 if double else torch.float32,
+        )
+        with torch.no_grad():
+            self.table.copy_(table)
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch seq d_model"],
+        *,
+        positions: int | Int[Tensor, "*#batch seq"] | None = None,
+        offset: int | Int[Tensor, "*#batch"] = 0,
+    ) -> Float[Tensor, "*batch seq d_model"]:
+        """Encode the positions of x.
+
+        Args:
+            x: Embeddings, any float dtype.
+            positions: Tokens, [seq] or with batch axes; None means consecutive ones from `offset`.
+            offset: Position of the first token, an int or integers for each batch row.
+        Returns:
+            x + encoding, in the shape and dtype of x.
+        Raises:
+            TypeError: if x is not floating-point, or positions or `offset` are not integers.
+            ValueError: if shapes do not fit, both `positions` and `offset` are given, or a position is out of
+                range under "error" (values that are not known inside `torch.compile` act as under "nan").
+        """
+        _check_embeddings(x, self.d_model)
+        tokens = _token_positions(positions, offset, x)
+        if positions is None and self.out_of_range == "error":
+            _check_rows(offset, x.shape[-2], self.max_len)
+        encoding = learned_position_encoding(
+            self.table, tokens, out_of_range=self.out_of_range
+        )
+        return add_position_encoding(x, encoding)
+
+    def extra_repr(self) -> str:
+        """Show the sizes in the module's repr."""
+        return f"{self.max_len}, {self.d_model}"
+
+
+class RotaryPositionEmbedding(_HostConstants):
+    """Tabulate the cosines and sines that `apply_rope` and `apply_rotary_pos_emb` take.
+
+    The tables have one column per rotated pair, dim / 2: half the width of those in tutorials, which hold
+    every column twice. Past `max_seq_len` they are computed, at no loss; nothing needs to be rebuilt.
+
+    Args:
+        dim: Channels that rotate in each head, even.
+        max_seq_len: Length of the stored tables, tokens.
+        base: Base of the geometric progression of wavelengths.
+        dtype: float32 or float64, of the tables; casting the module does not change it.
+    Raises:
+        TypeError, ValueError: if `dim` is not even, a size is below 1, or `base` not positive.
+    Source:
+        arXiv:2104.09864, eq. 15.
+    """
+
+    inv_freq: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        max_seq_len: int = 512,
+        *,
+        base: float = 10_000.0,
+        dtype: Any = torch.float32,
+    ) -> None:
+        super().__init__()
+        check_table_dtype("dtype", dtype)
+        self.config = _rope_config(dim, max_seq_len, base)
+        self.dim, self.max_seq_len = dim, max_seq_len
+        self.base, self.dtype = base, dtype
+        self._fill(torch.get_default_device())
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch heads seq head_dim"] | None = None,
+        seq_len: int | None = None,
+        *,
+        positions: int | Int[Tensor, "*positions"] | None = None,
+        offset: int | Int[Tensor, "*batch"] = 0,
+    ) -> tuple[Float[Tensor, "*positions n"], Float[Tensor, "*positions n"]]:
+        """Tabulate the positions of x, of `seq_len` tokens, or those given.
+
+        Args:
+            x: Queries or keys, [..., heads, seq, head_dim]. Only its length is read, and only where neither
+                `seq_len` nor `positions` is given (tutorials compare a missing `seq_len` with a number).
+            seq_len: Tokens.
+            positions: Tokens, of any shape; None means consecutive ones from `offset`.
+            offset: Position of the first token, an int or integers for each batch row.
+        Returns:
+            cos and sin, [seq, dim / 2], [*offset, seq, dim / 2] or [*positions, dim / 2], in `dtype`.
+        Raises:
+            TypeError: if a length is not an int, or positions or `offset` are not integers.
+            ValueError: if nothing is given, or `positions` and also `seq_len` or `offset`.
+        """
+        if positions is not None:
+            _check_left_out("seq_len", seq_len, None, given="positions")
+            _check_left_out("offset", offset, 0, given="positions")
+            return rope_cos_sin(positions, self.inv_freq, dtype=self.dtype)
+        seq_len = _rope_length(x, seq_len)
+        if _is_tabulated(offset, seq_len, self.max_seq_len):
+            end = offset + seq_len
+            return self.cos[offset:end], self.sin[offset:end]
+        positions = position_range(seq_len, offset=offset).to(self.inv_freq.device)
+        return rope_cos_sin(positions, self.inv_freq, dtype=self.dtype)
+
+    def _constants(self) -> dict[str, Tensor]:
+        double = self.dtype == torch.float64
+        inv_freq = self.config.inv_freq(dtype=np.float64 if double else np.float32)
+        cos, sin = rope_cos_sin(self.max_seq_len, inv_freq, dtype=self.dtype)
+        return {"inv_freq": torch.from_numpy(inv_freq), "cos": cos, "sin": sin}
+
+    def extra_repr(self) -> str:
+        """Show the sizes in the module's repr."""
+        return f"{self.dim}, max_seq_len={self.max_seq_len}, base={self.base}"
+
+
+class AlibiPositionEmbedding(_HostConstants):
+    """Add ALiBi's linear bias to attention scores: scores + `alibi_bias`.
+
+    Tutorials add the signed bias m (j - i), which rewards keys in the future wherever nothing masks them. The
+    default here is the distance, -m |i - j|; under a causal mask all kinds give the same attention.
+
+    Args:
+        num_heads: Query heads.
+        kind: "symmetric", "signed" or "key", as in `alibi_bias`.
+        dtype: float32 or float64, of the slopes and the bias; casting the module does not change it.
+    Attributes:
+        slopes: [num_heads], logits per token, as from `alibi_slopes`.
+    Raises:
+        TypeError, ValueError: if `num_heads` is not an int of at least 1, or an option is unknown.
+    Source:
+        arXiv:2108.12409, section 3.
+    """
+
+    slopes: Tensor
+
+    def __init__(
+        self, num_heads: int, *, kind: Kind = "symmetric", dtype: Any = torch.float32
+    ) -> None:
+        super().__init__()
+        check_choice("kind", kind, KINDS)
+        self.num_heads, self.dtype = num_heads, dtype
+        self.kind: Kind = kind
+        self._fill(torch.get_default_device())
+
+    def forward(
+        self,
+        attention_scores: Float[Tensor, "*batch heads q k"],
+        seq_len_q: int | None = None,
+        seq_len_k: int | None = None,
+        *,
+        query_positions: int | Int[Tensor, "*#batch q"] | None = None,
+        key_positions: int | Int[Tensor, "*#batch k"] | None = None,
+        offset: int | Int[Tensor, "*#batch"] | None = None,
+    ) -> Float[Tensor, "*batch heads q k"]:
+        """Bias scaled scores, before the mask and the softmax.
+
+        Args:
+            attention_scores: [..., heads, q, k], any float dtype.
+            seq_len_q, seq_len_k: Their lengths, if anything; tutorials pass them.
+            query_positions: Tokens, [q] or with batch axes. None means consecutive ones from `offset`; without
+                that too, the queries are the last of the keys, as in a decoding step.
+            key_positions: Tokens, [k] or with batch axes; None means 0, 1, 2, ...
+            offset: Position of the first query, an int or integers for each batch row.
+        Returns:
+            scores + bias, in the shape and dtype of `attention_scores`.
+        Raises:
+            TypeError: if scores are not floating-point, or positions or `offset` are not integers.
+            ValueError: if shapes do not fit, what is given contradicts itself or says the same thing twice, or
+                where the queries stand must be said: `key_positions` alone, or more queries than keys.
+        """
+        _check_scores(attention_scores, self.num_heads)
+        keys = _key_positions(key_positions, seq_len_k, attention_scores)
+        queries = _query_positions(
+            query_positions, offset, seq_len_q, attention_scores, key_positions
+        )
+        bias = alibi_bias(queries, keys, self.slopes, kind=self.kind)
+        return add_position_encoding(attention_scores, bias)
+
+    def _constants(self) -> dict[str, Tensor]:
+        return {"slopes": alibi_slopes(self.num_heads, dtype=self.dtype)}
+
+    def extra_repr(self) -> str:
+        """Show the sizes in the module's repr."""
+        return f"{self.num_heads}, kind={self.kind!r}"
+
+
+def _token_positions(
+    positions: Any, offset: Any, x: Tensor, *, real: bool = False
+) -> Tensor:
+    """Where the tokens of x [*batch, seq, d_model] stand."""
+    *batch, seq, _ = x.shape
+    if positions is None:
+        positions = position_range(seq, offset=offset).to(x.device)
+        check_fits("offset", positions.shape[:-1], batch, exact=0)
+        return positions
+    _check_left_out("offset", offset, 0, given="positions")
+    positions = as_positions("positions", positions, real=real, device=x.device)
+    check_fits("positions", positions.shape, (*batch, seq), exact=1)
+    return positions
+
+
+def _query_positions(
+    positions: Any, offset: Any, length: Any, scores: Tensor, key_positions: Any
+) -> Tensor:
+    """Where the queries of scores [*batch, heads, q, k] stand."""
+    *batch, _, q_len, k_len = scores.shape
+    _check_length("seq_len_q", length, scores, axis=-2)
+    if positions is not None:
+        _check_left_out("seq_len_q", length, None, given="query_positions")
+        _check_left_out("offset", offset, None, given="query_positions")
+        positions = as_positions("query_positions", positions, device=scores.device)
+        check_fits("query_positions", positions.shape, (*batch, q_len), exact=1)
+        return positions
+    if offset is not None:
+        positions = position_range(q_len, offset=offset).to(scores.device)
+        check_fits("offset", positions.shape[:-1], batch, exact=0)
+        return positions
+    if key_positions is not None:
+        raise ValueError(
+            "`query_positions` or `offset` must be given with `key_positions`, got None."
+        )
+    check_size("seq_len_k", k_len, at_least=q_len)
+    return last_positions(q_len, k_len).to(scores.device)
+
+
+def _key_positions(positions: Any, length: Any, scores: Tensor) -> Tensor:
+    """Where the keys of scores [*batch, heads, q, k] stand."""
+    *batch, _, _, k_len = scores.shape
+    _check_length("seq_len_k", length, scores, axis=-1)
+    if positions is None:
+        return position_range(k_len).to(scores.device)
+    _check_left_out("seq_len_k", length, None, given="key_positions")
+    positions = as_positions("key_positions", positions, device=scores.device)
+    check_fits("key_positions", positions.shape, (*batch, k_len), exact=1)
+    return positions
+
+
+def _rope_length(x: Any, seq_len: Any) -> int:
+    """Tokens to tabulate: `seq_len`, else the length of x [..., heads, seq, head_dim]."""
+    if seq_len is not None:
+        check_size("seq_len", seq_len, at_least=0)
+        return seq_len
+    if x is None:
+        raise ValueError("`x`, `seq_len` or `positions` must be given, got None.")
+    x = as_floating("x", x)
+    check_rank("x", x, "[..., heads, seq, head_dim]", at_least=3)
+    return x.shape[-2]
+
+
+def _rope_config(dim: int, max_seq_len: int, base: float) -> RopeConfig:
+    check_size("dim", dim, at_least=2)
+    check_size("max_seq_len", max_seq_len)
+    if dim % 2:
+        raise ValueError(f"`dim` must be even, got {dim}.")
+    return RopeConfig(dim, base=base)
+
+
+def _is_tabulated(offset: Any, length: int, max_len: int) -> bool:
+    """Whether a table of `max_len` rows has all of these, which must be known without looking at a tensor."""
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        return False
+    return 0 <= offset <= max_len - length
+
+
+def _check_embeddings(x: Any, d_model: int) -> None:
+    x = as_floating("x", x)
+    check_rank("x", x, "[..., seq, d_model]", at_least=2)
+    if x.shape[-1] != d_model:
+        raise ValueError(
+            f"`x` must have `d_model` channels, got {x.shape[-1]} and {d_model}."
+        )
+
+
+def _check_scores(scores: Any, num_heads: int) -> None:
+    scores = as_floating("attention_scores", scores)
+    check_rank("attention_scores", scores, "[..., heads, q, k]", at_least=3)
+    if scores.shape[-3] != num_heads:
+        raise ValueError(
+            f"`attention_scores` must have `num_heads` heads in axis -3, "
+            f"got {scores.shape[-3]} and {num_heads}."
+        )
+
+
+def _check_length(name: str, length: int | None, scores: Tensor, *, axis: int) -> None:
+    if length is None:
+        return
+    check_size(name, length, at_least=0)
+    if length != scores.shape[axis]:
+        raise ValueError(
+            f"`{name}` must be the length of axis {axis} of `attention_scores`, "
+            f"got {length} and {scores.shape[axis]}."
+        )
+
+
+def _check_rows(offset: Any, length: int, max_len: int) -> None:
+    """Raise even where a compiled program would not see the positions, if they are Python numbers."""
+    if not isinstance(offset, int) or 0 <= offset <= max_len - length or not length:
+        return
+    raise ValueError(
+        f"`positions` must be in 0..{max_len - 1}, the rows of `table`, "
+        f"got {offset} to {offset + length - 1}."
+    )
+
+
+def _check_left_out(name: str, value: Any, default: Any, *, given: str) -> None:
+    if is_array(value) or value != default:
+        came = describe(value) if is_array(value) else value
+        raise ValueError(
+            f"`{name}` must be left out where `{given}` are given, got {came}."
+        )

@@ -95,7 +95,8 @@ class RopeConfig:
         Returns:
             NumPy array [n], radians per token.
         """
-        exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
+        width = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        exponents = np.arange(0, width, 2, dtype=np.float64) / width
         return np.asarray(np.float64(self.base) ** -exponents, dtype)
 
 
@@ -173,14 +174,8 @@ def apply_rope(
     """
     x, cos, sin = as_floating("x", x), as_floating("cos", cos), as_floating("sin", sin)
     _check_apply(x, cos, sin, layout, placement)
-    rotary, rest = _split_rotary(x, 2 * cos.shape[-1], placement)
-    dtype = compute_dtype(x, cos, sin)
-    cos, sin = (table.to(dtype).unsqueeze(-3) for table in (cos, sin))
     sin = -sin if inverse else sin
-    rotary = rotary.to(dtype)
-    rotated = rotary * _join_pairs(cos, cos, layout)
-    rotated = rotated + _swap_pairs(rotary, layout) * _join_pairs(-sin, sin, layout)
-    return _join_rotary(rotated.to(x.dtype), rest, placement)
+    return _rotate(x, cos.unsqueeze(-3), sin.unsqueeze(-3), layout, placement)
 
 
 def apply_rotary_pos_emb(
@@ -233,13 +228,13 @@ def rotate_half(
 
 
 def permute_rope_weights(
-    weight: Float[Tensor, "heads*head_dim *features"],
+    weight: Float[Tensor, " heads*head_dim *features"],
     num_heads: int,
     *,
     to: Layout,
     rotary_dim: int | None = None,
     placement: Placement = "leading",
-) -> Float[Tensor, "heads*head_dim *features"]:
+) -> Float[Tensor, " heads*head_dim *features"]:
     """Reorder a query or key projection from one pair layout to the other.
 
     Attention with layout `to` on the permuted weights equals attention with the other layout on the old
@@ -275,11 +270,25 @@ def permute_rope_weights(
     return permuted.flatten(-2).movedim(-1, 0)
 
 
-def _split_pairs(x: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+def _rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, placement: Placement
+) -> Tensor:
+    """x cos + swap(x) sin on the channels that rotate; tables have a heads axis."""
+    dtype = compute_dtype(x, cos, sin)
+    rotary, rest = _split_rotary(x, 2 * cos.shape[-1], placement)
+    rotary, cos, sin = (part.to(dtype) for part in (rotary, cos, sin))
+    rotated = rotary * _join_pairs(cos, cos, layout)
+    rotated = rotated + _swap_pairs(rotary, layout) * _join_pairs(-sin, sin, layout)
+    return _join_rotary(rotated.to(x.dtype), rest, placement)
+
+
+def _split_pairs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """First and second members of the pairs: [..., 2n] -> [..., n] and [..., n]."""
     if layout == "half":
-        return x.chunk(2, -1)
-    return x.unflatten(-1, (-1, 2)).unbind(-1)
+        first, second = x.chunk(2, -1)
+    else:
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return first, second
 
 
 def _join_pairs(first: Tensor, second: Tensor, layout: Layout) -> Tensor:
