@@ -43,12 +43,17 @@ PASSING = ("EQUAL", "AGREE")
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor. Errors are the largest absolute ones; ratios are to the bound, elementwise, so at most 1 is right."""
+    """One tensor.
+
+    `error_a` and `error_b` are the largest absolute errors, `apart` the largest difference of the sides; `ratio_a` and
+    `ratio_b` the largest errors as multiples of their bound, so at most 1 is right; `peer` how many times worse A is.
+    """
 
     name: str
     verdict: str
     error_a: float = 0.0
     error_b: float = 0.0
+    apart: float = 0.0
     bound: float = 0.0
     ratio_a: float = 0.0
     ratio_b: float = 0.0
@@ -122,23 +127,23 @@ def compare(
     peer = 1.0
     if compute != np.float64:
         peer = _peer_ratio(*errors, np.maximum(PEER_FLOOR_SHARE * bound, floor))
-    gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    apart = _largest_ratio(np.where(there, gap, 0.0), 2 * bound)
+    gap = np.where(there, np.abs(a.astype(np.float64) - b.astype(np.float64)), 0.0)
+    together = _largest_ratio(gap, 2 * bound) <= 1
     same = np.array_equal(a, b, equal_nan=True)
-    verdict = _verdict(same, *ratios, peer, apart)
+    verdict = _verdict(same, *ratios, peer, together)
     if compute == np.float64 and verdict in ("A_WORSE", "B_WORSE"):
         # Nothing but another formula is that far off in float64.
         verdict = "DIVERGE"
-    largest = [float(x.max()) for x in (*errors, bound)]
+    largest = [float(x.max()) for x in (*errors, gap, bound)]
     return Row(name, verdict, *largest, *ratios, peer)
 
 
 def _verdict(
-    same: bool, ratio_a: float, ratio_b: float, peer: float, apart: float
+    same: bool, ratio_a: float, ratio_b: float, peer: float, together: bool
 ) -> str:
     poor_a, poor_b = ratio_a > 1, ratio_b > 1
     if poor_a and poor_b:
-        return "BOTH_POOR" if apart <= 1 else "DIVERGE"
+        return "BOTH_POOR" if together else "DIVERGE"
     if poor_a or peer > PEER_FACTOR:
         return "A_WORSE"
     if poor_b or peer < 1 / PEER_FACTOR:
