@@ -1,0 +1,340 @@
+"""What the two Flax module files share: the positions a call asks for, and attention for Flax's own modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ._checks import (
+    as_floating,
+    as_positions,
+    check_choice,
+    check_fits,
+    check_rank,
+    check_size,
+    describe,
+    is_array,
+)
+from .alibi import KINDS, Kind
+from .attention import dot_product_attention
+from .positions import last_positions, position_range
+from .rope import RopeConfig, apply_rope, rope_cos_sin
+from .sinusoidal import sinusoidal_position_encoding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Float, Int
+
+__all__ = ["make_attention_fn"]
+
+
+def make_attention_fn(
+    *,
+    rope: RopeConfig | None = None,
+    alibi_slopes: Float[Array, " heads"] | None = None,
+    alibi_kind: Kind = "symmetric",
+    query_positions: Int[Array, "*#batch q"] | int | None = None,
+    key_positions: Int[Array, "*#batch k"] | int | None = None,
+    sliding_window: int | None = None,
+    decode: bool = False,
+) -> Callable[..., Array]:
+    """Make an `attention_fn` for `flax.nnx.MultiHeadAttention` or `flax.linen.MultiHeadDotProductAttention`.
+
+    It rotates queries and keys and calls `dot_product_attention`. Flax's masks are heeded (0 or False excludes a
+    key), but a query that may attend to nothing gets zeros, where Flax averages all values.
+
+    With `decode`, Flax keeps unrotated keys in its cache and hands over one query, all `max_len` keys and a mask
+    that ends at the newest one; how many there are is not said otherwise. So the query stands where the last key
+    that its row of the mask allows stands, which is right as long as every token may attend to itself: padding
+    masks may be added, on either side. The keys are rotated anew at every step.
+
+    Args:
+        rope: The rotary embedding; its `head_dim` must be that of the queries. None means no rotation.
+        alibi_slopes: As from `alibi_slopes`, [heads]. None means no bias.
+        alibi_kind: "symmetric", "signed" or "key"; see `alibi_bias`.
+        query_positions, key_positions: Tokens, both or neither; None means 0, 1, 2, ..., for as many queries
+            as keys. Only differences matter to the result, so left padding needs nothing but the mask.
+        sliding_window: As in `dot_product_attention`.
+        decode: Whether the module runs with `decode=True`. The function also takes full sequences, such as
+            those of linen's `init`.
+    Returns:
+        A function (query [*batch, q, heads, head_dim], key, value, bias=None, mask=None, ...) that takes what Flax
+        passes and gives [*batch, q, heads, value_dim] in the dtype of `query`, or in `dtype` if Flax passes one.
+        Products are in float32 or better at the highest precision, whatever `precision` asks for.
+        It has no dropout, keeps no weights and takes no einsum: asked for these, it raises ValueError.
+    Raises:
+        ValueError, TypeError: if an option is unknown or out of range, or positions are given by half or
+            with `decode`.
+    """
+    check_choice("alibi_kind", alibi_kind, KINDS)
+    if sliding_window is not None:
+        check_size("sliding_window", sliding_window)
+    _check_given(query_positions, key_positions, decode=decode)
+
+    # linen passes only the arguments it finds in this signature; those that cannot be honoured are here to be
+    # refused. `force_fp32_for_softmax` is not, since the softmax never has less.
+    def attention_fn(
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Array | None = None,
+        mask: Array | None = None,
+        broadcast_dropout: bool = True,  # noqa: ARG001
+        dropout_rng: Array | None = None,  # noqa: ARG001
+        dropout_rate: float = 0.0,
+        deterministic: bool = False,
+        dtype: Any = None,
+        precision: Any = None,
+        module: Any = None,
+        is_causal: bool = False,
+        qk_attn_weights_einsum: Any = None,
+        attn_weights_value_einsum: Any = None,
+    ) -> Array:
+        _check_dropout(dropout_rate, deterministic)
+        _check_precision(precision)
+        _check_none(
+            module=module,
+            qk_attn_weights_einsum=qk_attn_weights_einsum,
+            attn_weights_value_einsum=attn_weights_value_einsum,
+        )
+        check_rank("query", query, "[..., q, heads, head_dim]", at_least=3)
+        check_rank("key", key, "[..., k, kv_heads, head_dim]", at_least=3)
+        if dtype is not None:
+            query, key, value = (x.astype(dtype) for x in (query, key, value))
+        mask = None if mask is None else mask.astype(bool)
+        q_len, k_len = query.shape[-3], key.shape[-3]
+        positions = query_positions, key_positions
+        if decode and q_len != k_len:
+            positions = _decode_positions(mask, k_len)
+        elif query_positions is None and q_len == k_len:
+            positions = q_len, k_len
+        if rope is not None:
+            query = _rotate("query", query, positions[0], rope)
+            key = _rotate("key", key, positions[1], rope)
+        return dot_product_attention(
+            query,
+            key,
+            value,
+            bias=bias,
+            mask=mask,
+            is_causal=is_causal,
+            alibi_slopes=alibi_slopes,
+            alibi_kind=alibi_kind,
+            query_positions=positions[0],
+            key_positions=positions[1],
+            sliding_window=sliding_window,
+        )
+
+    return attention_fn
+
+
+def _decode_positions(mask: Array | None, k_len: int) -> tuple[Array, int]:
+    """Positions of cached keys, and of a query at the last one that it may attend to."""
+    if mask is None:
+        raise ValueError(
+            "`mask` must be given in a decoding step, since it tells how many keys are "
+            "in the cache, got None."
+        )
+    check_rank("mask", mask, "[..., heads, q, k]", at_least=3)
+    allowed = jnp.broadcast_to(mask.any(-3), (*mask.shape[:-3], mask.shape[-2], k_len))
+    return jnp.where(allowed, position_range(k_len), 0).max(-1), k_len
+
+
+def _rotate(name: str, x: Array, positions: Any, rope: RopeConfig) -> Array:
+    *batch, seq, _, head_dim = x.shape
+    if head_dim != rope.head_dim:
+        raise ValueError(
+            f"`{name}` must have the `head_dim` of `rope`, "
+            f"got {head_dim} and {rope.head_dim}."
+        )
+    if positions is None:
+        raise ValueError(
+            f"`{name}_positions` must be given to `make_attention_fn`, or `decode` for "
+            f"a cache, where there are not as many queries as keys, got None."
+        )
+    positions = as_positions(f"{name}_positions", positions)
+    check_fits(f"{name}_positions", positions.shape, (*batch, seq), exact=1)
+    dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    cos, sin = rope_cos_sin(positions, rope.inv_freq(dtype=dtype), dtype=dtype)
+    return apply_rope(x, cos, sin, layout=rope.layout, placement=rope.placement)
+
+
+def _check_given(query_positions: Any, key_positions: Any, *, decode: bool) -> None:
+    if (query_positions is None) != (key_positions is None):
+        missing = "query" if query_positions is None else "key"
+        raise ValueError(
+            f"`query_positions` and `key_positions` must be given together, "
+            f"got None for `{missing}_positions`."
+        )
+    if decode and query_positions is not None:
+        raise ValueError(
+            "`query_positions` and `key_positions` must be None with `decode`, since "
+            "tokens stand where the cache has them."
+        )
+
+
+def _check_dropout(dropout_rate: float, deterministic: bool) -> None:
+    if dropout_rate and not deterministic:
+        raise ValueError(
+            f"`dropout_rate` must be 0 unless `deterministic`, since this attention has "
+            f"no dropout, got {dropout_rate}."
+        )
+
+
+def _check_precision(precision: Any) -> None:
+    for part in precision if isinstance(precision, tuple) else (precision,):
+        try:
+            jax.lax.Precision(part)
+        except ValueError:
+            raise ValueError(
+                f"`precision` must be a `jax.lax.Precision` or None, got {part}."
+            ) from None
+
+
+def _check_none(**others: Any) -> None:
+    for name, value in others.items():
+        if value is not None:
+            asked = "`module` (`sow_weights=True`)" if name == "module" else f"`{name}`"
+            raise ValueError(
+                f"{asked} must be None, since this attention has no use for it, "
+                f"got {type(value).__name__}."
+            )
+
+
+def token_positions(
+    positions: Any, offset: Any, x: Array, *, real: bool = False
+) -> Array:
+    """Where the tokens of x [*batch, seq, d_model] stand."""
+    *batch, seq, _ = x.shape
+    if positions is None:
+        positions = position_range(seq, offset=offset)
+        check_fits("offset", positions.shape[:-1], batch, exact=0)
+        return positions
+    _check_left_out("offset", offset, 0, given="positions")
+    positions = as_positions("positions", positions, real=real)
+    check_fits("positions", positions.shape, (*batch, seq), exact=1)
+    return positions
+
+
+def score_query_positions(
+    positions: Any, offset: Any, length: Any, scores: Array, key_positions: Any
+) -> Array:
+    """Where the queries of scores [*batch, heads, q, k] stand."""
+    *batch, _, q_len, k_len = scores.shape
+    _check_length("seq_len_q", length, scores, axis=-2)
+    if positions is not None:
+        _check_left_out("seq_len_q", length, None, given="query_positions")
+        _check_left_out("offset", offset, None, given="query_positions")
+        positions = as_positions("query_positions", positions)
+        check_fits("query_positions", positions.shape, (*batch, q_len), exact=1)
+        return positions
+    if offset is not None:
+        positions = position_range(q_len, offset=offset)
+        check_fits("offset", positions.shape[:-1], batch, exact=0)
+        return positions
+    if key_positions is not None:
+        raise ValueError(
+            "`query_positions` or `offset` must be given with `key_positions`, got None."
+        )
+    check_size("seq_len_k", k_len, at_least=q_len)
+    return last_positions(q_len, k_len)
+
+
+def score_key_positions(positions: Any, length: Any, scores: Array) -> Array:
+    """Where the keys of scores [*batch, heads, q, k] stand."""
+    *batch, _, _, k_len = scores.shape
+    _check_length("seq_len_k", length, scores, axis=-1)
+    if positions is None:
+        return position_range(k_len)
+    _check_left_out("seq_len_k", length, None, given="key_positions")
+    positions = as_positions("key_positions", positions)
+    check_fits("key_positions", positions.shape, (*batch, k_len), exact=1)
+    return positions
+
+
+def rope_positions(x: Any, seq_len: Any, positions: Any, offset: Any) -> Any:
+    """Positions to tabulate: those given, or `seq_len`, or the length of x [..., seq, heads, head_dim]."""
+    if positions is not None:
+        _check_left_out("seq_len", seq_len, None, given="positions")
+        _check_left_out("offset", offset, 0, given="positions")
+        return positions
+    if seq_len is not None:
+        check_size("seq_len", seq_len, at_least=0)
+        return position_range(seq_len, offset=offset)
+    if x is None:
+        raise ValueError("`x`, `seq_len` or `positions` must be given, got None.")
+    x = as_floating("x", x)
+    if x.ndim < 4:
+        raise ValueError(
+            f"`x` must be [..., seq, heads, head_dim], at least 4 axes, so that its "
+            f"length is certain, or `seq_len` or `positions` be given, "
+            f"got shape {tuple(x.shape)}."
+        )
+    return position_range(x.shape[-3], offset=offset)
+
+
+def rope_config(dim: int, max_seq_len: int, base: float) -> RopeConfig:
+    check_size("dim", dim, at_least=2)
+    check_size("max_seq_len", max_seq_len)
+    if dim % 2:
+        raise ValueError(f"`dim` must be even, got {dim}.")
+    return RopeConfig(dim, base=base)
+
+
+def check_sinusoidal(max_len: int, d_model: int, **options: Any) -> None:
+    """Let the function itself check its options, without computing anything."""
+    check_size("max_len", max_len)
+    check_size("d_model", d_model)
+    jax.eval_shape(lambda: sinusoidal_position_encoding(0, d_model, **options))
+
+
+def check_embeddings(x: Any, d_model: int) -> None:
+    x = as_floating("x", x)
+    check_rank("x", x, "[..., seq, d_model]", at_least=2)
+    if x.shape[-1] != d_model:
+        raise ValueError(
+            f"`x` must have `d_model` channels, got {x.shape[-1]} and {d_model}."
+        )
+
+
+def check_scores(scores: Any, num_heads: int) -> None:
+    scores = as_floating("attention_scores", scores)
+    check_rank("attention_scores", scores, "[..., heads, q, k]", at_least=3)
+    if scores.shape[-3] != num_heads:
+        raise ValueError(
+            f"`attention_scores` must have `num_heads` heads in axis -3, "
+            f"got {scores.shape[-3]} and {num_heads}."
+        )
+
+
+def check_rows(offset: Any, length: int, max_len: int) -> None:
+    """Raise even where a compiled program would not see the positions, if they are Python numbers."""
+    if not isinstance(offset, int) or 0 <= offset <= max_len - length or not length:
+        return
+    raise ValueError(
+        f"`positions` must be in 0..{max_len - 1}, the rows of `table`, "
+        f"got {offset} to {offset + length - 1}."
+    )
+
+
+def _check_length(name: str, length: int | None, scores: Array, *, axis: int) -> None:
+    if length is None:
+        return
+    check_size(name, length, at_least=0)
+    if length != scores.shape[axis]:
+        raise ValueError(
+            f"`{name}` must be the length of axis {axis} of `attention_scores`, "
+            f"got {length} and {scores.shape[axis]}."
+        )
+
+
+def _check_left_out(name: str, value: Any, default: Any, *, given: str) -> None:
+    if is_array(value) or value != default:
+        came = describe(value) if is_array(value) else value
+        raise ValueError(
+            f"`{name}` must be left out where `{given}` are given, got {came}."
+        )

@@ -1,0 +1,320 @@
+"""The four encodings as Flax NNX modules: they hold configuration and parameters, the functions hold the arithmetic.
+
+Nothing but the learned table is stored: frequencies and slopes are constants of the compiled program.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from ._checks import check_choice, check_size, check_table_dtype
+from ._flax_attention import (
+    check_embeddings,
+    check_rows,
+    check_scores,
+    check_sinusoidal,
+    make_attention_fn,
+    rope_config,
+    rope_positions,
+    score_key_positions,
+    score_query_positions,
+    token_positions,
+)
+from .alibi import KINDS, Kind, alibi_bias, alibi_slopes
+from .learned import (
+    OUT_OF_RANGE,
+    Init,
+    OutOfRange,
+    init_position_table,
+    learned_position_encoding,
+)
+from .rope import rope_cos_sin
+from .sinusoidal import (
+    Layout,
+    Spacing,
+    add_position_encoding,
+    sinusoidal_position_encoding,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Real
+
+__all__ = [
+    "AlibiPositionEmbedding",
+    "LearnedPositionalEncoding",
+    "RotaryPositionEmbedding",
+    "SinusoidalPositionalEncoding",
+    "make_attention_fn",
+]
+
+
+class SinusoidalPositionalEncoding(nnx.Module):
+    """Add the sinusoidal encoding of each token's position: x + `sinusoidal_position_encoding`.
+
+    Tutorials stop at `max_len` and fail on an odd `d_model`; here neither is a limit. The table is a constant of
+    the compiled program, of the length that the program asks for.
+
+    Args:
+        max_len: Usual length, tokens. Nothing is stored, so it has no effect; it is here for the twin's sake.
+        d_model: Channels of x.
+        base, layout, spacing: As in `sinusoidal_position_encoding`.
+        dtype: float32 or float64, of the encoding.
+    Raises:
+        TypeError, ValueError: if a size is not an int of at least 1, or as `sinusoidal_position_encoding`.
+    Source:
+        arXiv:1706.03762, section 3.5.
+    """
+
+    def __init__(
+        self,
+        max_len: int,
+        d_model: int,
+        *,
+        base: float = 10_000.0,
+        layout: Layout = "interleaved",
+        spacing: Spacing = "dim",
+        dtype: Any = jnp.float32,
+    ) -> None:
+        check_sinusoidal(
+            max_len, d_model, base=base, layout=layout, spacing=spacing, dtype=dtype
+        )
+        self.max_len, self.d_model = max_len, d_model
+        self.base = base
+        self.layout: Layout = layout
+        self.spacing: Spacing = spacing
+        self.dtype = dtype
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch seq d_model"],
+        *,
+        positions: int | Real[Array, "*#batch seq"] | None = None,
+        offset: int | Int[Array, "*#batch"] = 0,
+    ) -> Float[Array, "*batch seq d_model"]:
+        """Encode the positions of x.
+
+        Args:
+            x: Embeddings, any float dtype.
+            positions: Tokens, [seq] or with batch axes; None means consecutive ones from `offset`.
+            offset: Position of the first token, an int or integers for each batch row. May be traced, so that
+                one compiled program serves every offset.
+        Returns:
+            x + encoding, in the shape and dtype of x.
+        Raises:
+            TypeError: if x is not floating-point, or positions or `offset` are of the wrong type.
+            ValueError: if shapes do not fit, or both `positions` and `offset` are given.
+        """
+        check_embeddings(x, self.d_model)
+        encoding = sinusoidal_position_encoding(
+            token_positions(positions, offset, x, real=True),
+            self.d_model,
+            base=self.base,
+            layout=self.layout,
+            spacing=self.spacing,
+            dtype=self.dtype,
+        )
+        return add_position_encoding(x, encoding)
+
+
+class LearnedPositionalEncoding(nnx.Module):
+    """Add the trained row of each token's position: x + table[positions].
+
+    The table ends at `max_len`. What a position past it does is an argument; it is never the last row unasked.
+
+    Args:
+        max_len: Rows of `table`, tokens.
+        d_model: Channels of x.
+        init, stddev: First value of `table`, as in `init_position_table`.
+        out_of_range: "error", "nan" or "clip", as in `learned_position_encoding`.
+        dtype: float32 or float64, of `table`.
+        rngs: Source of randomness; its stream `params` is used.
+    Raises:
+        TypeError, ValueError: as `init_position_table`, or if `out_of_range` is unknown.
+    Source:
+        arXiv:1705.03122, section 3.1.
+    """
+
+    def __init__(
+        self,
+        max_len: int,
+        d_model: int,
+        *,
+        init: Init = "normal",
+        stddev: float = 0.02,
+        out_of_range: OutOfRange = "error",
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        check_size("max_len", max_len)
+        check_size("d_model", d_model)
+        check_choice("out_of_range", out_of_range, OUT_OF_RANGE)
+        self.max_len, self.d_model = max_len, d_model
+        self.out_of_range: OutOfRange = out_of_range
+        table = init_position_table(
+            rngs.params(), max_len, d_model, init=init, stddev=stddev, dtype=dtype
+        )
+        self.table = nnx.Param(table)
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch seq d_model"],
+        *,
+        positions: int | Int[Array, "*#batch seq"] | None = None,
+        offset: int | Int[Array, "*#batch"] = 0,
+    ) -> Float[Array, "*batch seq d_model"]:
+        """Encode the positions of x.
+
+        Args:
+            x: Embeddings, any float dtype.
+            positions: Tokens, [seq] or with batch axes; None means consecutive ones from `offset`.
+            offset: Position of the first token, an int or integers for each batch row. May be traced, so that
+                one compiled program serves every offset.
+        Returns:
+            x + encoding, in the shape and dtype of x.
+        Raises:
+            TypeError: if x is not floating-point, or positions or `offset` are not integers.
+            ValueError: if shapes do not fit, both `positions` and `offset` are given, or a position is out of
+                range under "error" (values that are not known inside `jax.jit` act as under "nan").
+        """
+        check_embeddings(x, self.d_model)
+        tokens = token_positions(positions, offset, x)
+        if positions is None and self.out_of_range == "error":
+            check_rows(offset, x.shape[-2], self.max_len)
+        encoding = learned_position_encoding(
+            self.table[...], tokens, out_of_range=self.out_of_range
+        )
+        return add_position_encoding(x, encoding)
+
+
+class RotaryPositionEmbedding(nnx.Module):
+    """Tabulate the cosines and sines that `apply_rope` and `apply_rotary_pos_emb` take.
+
+    The tables have one column per rotated pair, dim / 2: half the width of those in tutorials, which hold
+    every column twice. They are computed for the positions asked for, inside the program that uses them.
+
+    Args:
+        dim: Channels that rotate in each head, even.
+        max_seq_len: Usual length, tokens. Nothing is stored, so it has no effect; it is here for the twin's sake.
+        base: Base of the geometric progression of wavelengths.
+        dtype: float32 or float64, of the tables.
+    Raises:
+        TypeError, ValueError: if `dim` is not even, a size is below 1, or `base` not positive.
+    Source:
+        arXiv:2104.09864, eq. 15.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        max_seq_len: int = 512,
+        *,
+        base: float = 10_000.0,
+        dtype: Any = jnp.float32,
+    ) -> None:
+        check_table_dtype("dtype", dtype)
+        self.config = rope_config(dim, max_seq_len, base)
+        self.dim, self.max_seq_len = dim, max_seq_len
+        self.base, self.dtype = base, dtype
+
+    @property
+    def inv_freq(self) -> Float[np.ndarray, " n"]:
+        """Radians per token of each pair, [dim / 2] in `dtype`, on the host."""
+        return self.config.inv_freq(dtype=self.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch seq heads head_dim"] | None = None,
+        seq_len: int | None = None,
+        *,
+        positions: int | Int[Array, "*positions"] | None = None,
+        offset: int | Int[Array, "*batch"] = 0,
+    ) -> tuple[Float[Array, "*positions n"], Float[Array, "*positions n"]]:
+        """Tabulate the positions of x, of `seq_len` tokens, or those given.
+
+        Args:
+            x: Queries or keys, [..., seq, heads, head_dim]. Only its length is read, and only where neither
+                `seq_len` nor `positions` is given (tutorials compare a missing `seq_len` with a number); then it
+                must have at least 4 axes, since with 3 one cannot tell whether the first is a batch.
+            seq_len: Tokens.
+            positions: Tokens, of any shape; None means consecutive ones from `offset`.
+            offset: Position of the first token, an int or integers for each batch row. May be traced, so that
+                one compiled program serves every offset.
+        Returns:
+            cos and sin, [seq, dim / 2], [*offset, seq, dim / 2] or [*positions, dim / 2], in `dtype`.
+        Raises:
+            TypeError: if a length is not an int, or positions or `offset` are not integers.
+            ValueError: if nothing is given, x has too few axes, or `positions` and also `seq_len` or `offset`.
+        """
+        at = rope_positions(x, seq_len, positions, offset)
+        return rope_cos_sin(at, self.inv_freq, dtype=self.dtype)
+
+
+class AlibiPositionEmbedding(nnx.Module):
+    """Add ALiBi's linear bias to attention scores: scores + `alibi_bias`.
+
+    Tutorials add the signed bias m (j - i), which rewards keys in the future wherever nothing masks them. The
+    default here is the distance, -m |i - j|; under a causal mask all kinds give the same attention.
+
+    Args:
+        num_heads: Query heads.
+        kind: "symmetric", "signed" or "key", as in `alibi_bias`.
+        dtype: float32 or float64, of the slopes and the bias.
+    Raises:
+        TypeError, ValueError: if `num_heads` is not an int of at least 1, or an option is unknown.
+    Source:
+        arXiv:2108.12409, section 3.
+    """
+
+    def __init__(
+        self, num_heads: int, *, kind: Kind = "symmetric", dtype: Any = jnp.float32
+    ) -> None:
+        check_size("num_heads", num_heads)
+        check_choice("kind", kind, KINDS)
+        check_table_dtype("dtype", dtype)
+        self.num_heads, self.dtype = num_heads, dtype
+        self.kind: Kind = kind
+
+    @property
+    def slopes(self) -> Float[np.ndarray, " heads"]:
+        """[num_heads], logits per token, as from `alibi_slopes`."""
+        return alibi_slopes(self.num_heads, dtype=self.dtype)
+
+    def __call__(
+        self,
+        attention_scores: Float[Array, "*batch heads q k"],
+        seq_len_q: int | None = None,
+        seq_len_k: int | None = None,
+        *,
+        query_positions: int | Int[Array, "*#batch q"] | None = None,
+        key_positions: int | Int[Array, "*#batch k"] | None = None,
+        offset: int | Int[Array, "*#batch"] | None = None,
+    ) -> Float[Array, "*batch heads q k"]:
+        """Bias scaled scores, before the mask and the softmax.
+
+        Args:
+            attention_scores: [..., heads, q, k], any float dtype.
+            seq_len_q, seq_len_k: Their lengths, if anything; tutorials pass them.
+            query_positions: Tokens, [q] or with batch axes. None means consecutive ones from `offset`; without
+                that too, the queries are the last of the keys, as in a decoding step.
+            key_positions: Tokens, [k] or with batch axes; None means 0, 1, 2, ...
+            offset: Position of the first query, an int or integers for each batch row. May be traced, so that
+                one compiled program serves every offset.
+        Returns:
+            scores + bias, in the shape and dtype of `attention_scores`.
+        Raises:
+            TypeError: if scores are not floating-point, or positions or `offset` are not integers.
+            ValueError: if shapes do not fit, what is given contradicts itself or says the same thing twice, or
+                where the queries stand must be said: `key_positions` alone, or more queries than keys.
+        """
+        check_scores(attention_scores, self.num_heads)
+        keys = score_key_positions(key_positions, seq_len_k, attention_scores)
+        queries = score_query_positions(
+            query_positions, offset, seq_len_q, attention_scores, key_positions
+        )
+        bias = alibi_bias(queries, keys, self.slopes, kind=self.kind)
+        return add_position_encoding(attention_scores, bias)
