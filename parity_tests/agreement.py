@@ -1,6 +1,6 @@
 """How closely the two packages agree, measured.
 
-    python -m parity_tests.agreement      prints the table, in Markdown
+python -m parity_tests.agreement      prints the table, in Markdown
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ SEEDS = range(3)
 
 
 def main() -> None:
-    print(f"jax {jax.__version__} ({jax.default_backend()}), torch {torch.__version__},")
+    print(
+        f"jax {jax.__version__} ({jax.default_backend()}), torch {torch.__version__},"
+    )
     print(f"Python {platform.python_version()}, {platform.machine()}; jitted.")
     print()
     print("| scheme | dtype | encoding | attention output | gradients |")
@@ -44,7 +46,9 @@ def _rows(scheme: str, dtype: str):
         if name.removeprefix("path.").startswith(scheme):
             for profile in PROFILES:
                 for seed in SEEDS:
-                    report = run(pair, dtype=dtype, profile=profile, seed=seed, jit=True)
+                    report = run(
+                        pair, dtype=dtype, profile=profile, seed=seed, jit=True
+                    )
                     report.check()
                     for row in report.rows:
                         yield name.startswith("path."), row

@@ -92,4 +92,3 @@ def _cases(prefixes: tuple[str, ...], level: str) -> Iterator[Case]:
             for seed in range(10 if level == "full" else 1):
                 for profile in PROFILES:
                     yield Case(pair, dtype, profile, seed, jit=True)
-

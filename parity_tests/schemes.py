@@ -49,9 +49,7 @@ def _sinusoidal(pj: Any, pt: Any, layout: str, spacing: str, dim: int) -> Pair:
 
     def in_torch(times: Any) -> Any:
         dtype = _table_dtype(times, torch.float64, torch.float32)
-        out = pt.sinusoidal_position_encoding(
-            times, dim, dtype=dtype, **static
-        )
+        out = pt.sinusoidal_position_encoding(times, dim, dtype=dtype, **static)
         return {"out": out}
 
     def oracle(times: Bounded) -> Any:
@@ -613,4 +611,3 @@ def _all(pj: Any, pt: Any) -> Iterator[Pair]:
         yield _attention(pj, pt, name)
     for scheme in ("sinusoidal", "learned", "rope", "alibi"):
         yield _path(pj, pt, scheme)
-

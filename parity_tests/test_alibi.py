@@ -36,7 +36,9 @@ def test_alibi_bias_of_the_paper(twin):
     """Figure 3 of the paper, with the distances it draws; and flash-attention's symmetric matrix."""
     half = np.array([0.5])
     signed = twin.call("alibi_bias", 3, 3, half, kind="signed")
-    np.testing.assert_array_equal(np.tril(signed[0]), [[0, 0, 0], [-0.5, 0, 0], [-1, -0.5, 0]])
+    np.testing.assert_array_equal(
+        np.tril(signed[0]), [[0, 0, 0], [-0.5, 0, 0], [-1, -0.5, 0]]
+    )
     symmetric = twin.call("alibi_bias", 3, 3, half)
     np.testing.assert_array_equal(
         symmetric[0], [[0, -0.5, -1], [-0.5, 0, -0.5], [-1, -0.5, 0]]

@@ -268,14 +268,21 @@ def test_oracle_gradients_are_derivatives():
 
     def attend(q, k, v, bias):
         return oracles.attention(
-            exact(q), exact(k), exact(v), biases=(exact(bias),), allowed=allowed, softcap=2.0
+            exact(q),
+            exact(k),
+            exact(v),
+            biases=(exact(bias),),
+            allowed=allowed,
+            softcap=2.0,
         )
 
     _check_vjp(attend, (q, k, v, bias), rng)
     tables = rng.normal(size=(2, 1, 4, 2))
 
     def turn(x, cos, sin):
-        return oracles.rotate(exact(x), exact(cos), exact(sin), "interleaved", "trailing")
+        return oracles.rotate(
+            exact(x), exact(cos), exact(sin), "interleaved", "trailing"
+        )
 
     _check_vjp(turn, (rng.normal(size=(1, 4, 3, 5)), *tables), rng)
     where = np.array([[0, 3, 3, 9]])
@@ -315,4 +322,3 @@ def test_unit_roundoff():
     assert unit_roundoff(F32) == 2**-24
     assert unit_roundoff(BF16) == 2**-8
     assert unit_roundoff(DTYPES["float16"]) == 2**-11
-

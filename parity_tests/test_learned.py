@@ -53,7 +53,9 @@ def test_learned_position_encoding_one_row_table(twin):
 def test_init_position_table_sinusoidal_is_the_encoding(twin):
     start = (jax.random.key(0),) if twin.name == "jax" else ()
     table = twin.call("init_position_table", *start, 6, 8, init="sinusoidal")
-    np.testing.assert_array_equal(table, twin.call("sinusoidal_position_encoding", 6, 8))
+    np.testing.assert_array_equal(
+        table, twin.call("sinusoidal_position_encoding", 6, 8)
+    )
 
 
 # 40 000 draws: the mean of N(0, s^2) is within 6 s / 200 and s itself within 4 %, but for once in 10^8 runs.

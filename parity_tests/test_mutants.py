@@ -55,4 +55,6 @@ def test_mutants_are_many_and_in_every_scheme():
 
 
 def test_kill_names_the_case():
-    assert kill(MUTANTS[0]) == Kill("float64,sparse", "DIVERGE", pytest.approx(1e15, rel=1))
+    assert kill(MUTANTS[0]) == Kill(
+        "float64,sparse", "DIVERGE", pytest.approx(1e15, rel=1)
+    )

@@ -61,9 +61,7 @@ def test_sinusoidal_position_encoding_int_is_a_range(twin):
 def test_sinusoidal_position_encoding_takes_any_shape(twin):
     positions = np.arange(24).reshape(2, 3, 4)
     flat = encoded(twin, positions.ravel(), 6)
-    np.testing.assert_array_equal(
-        encoded(twin, positions, 6), flat.reshape(2, 3, 4, 6)
-    )
+    np.testing.assert_array_equal(encoded(twin, positions, 6), flat.reshape(2, 3, 4, 6))
 
 
 @both

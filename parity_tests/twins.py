@@ -45,7 +45,9 @@ class Twin:
             named = {name: self._given(option) for name, option in options.items()}
             return _taken(getattr(self.package, function)(*given, **named))
 
-    def call_heads(self, function: str, *arrays: Any, count: int, **options: Any) -> Any:
+    def call_heads(
+        self, function: str, *arrays: Any, count: int, **options: Any
+    ) -> Any:
         """Likewise where the first `count` arrays and the results have a heads axis."""
         moved = [self.heads(array) for array in arrays[:count]]
         results = self.call(function, *moved, *arrays[count:], **options)

@@ -58,8 +58,8 @@ def alibi_slopes(
     check_table_dtype("dtype", dtype)
     power = 2 ** (num_heads.bit_length() - 1)
     between = _geometric(2 * power)[0::2]
-    slopes = np.concatenate((_geometric(power), between[: num_heads - power]))
-    return slopes.astype(dtype)
+    slopes = _geometric(power) + between[: num_heads - power]
+    return np.array(slopes, dtype)
 
 
 def alibi_bias(
@@ -109,8 +109,8 @@ def alibi_bias(
     return slopes[:, None, None] * distance[..., None, :, :].astype(slopes.dtype)
 
 
-def _geometric(num_heads: int) -> Float[np.ndarray, " heads"]:
-    return np.float64(2) ** (-8 * np.arange(1, num_heads + 1) / num_heads)
+def _geometric(num_heads: int) -> list[float]:
+    return [2.0 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)]
 
 
 def _check_batches(query: tuple[int, ...], key: tuple[int, ...]) -> None:

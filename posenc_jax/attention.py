@@ -25,8 +25,8 @@ from ._checks import (
     as_positions,
     as_table,
     check_choice,
+    check_factor,
     check_fits,
-    check_positive,
     check_rank,
     check_size,
     compute_dtype,
@@ -101,13 +101,13 @@ def dot_product_attention(
     biases = _biases(bias, alibi_slopes, alibi_kind, positions, shape)
     allowed = _allowed(mask, is_causal, sliding_window, positions, segments, shape)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    check_positive("scale", scale)
+    check_factor("scale", scale)
 
     dtype = compute_dtype(query, *biases)
     logits = _scores(query.astype(dtype), key.astype(dtype))
     logits = logits * jnp.asarray(scale, dtype)
     if logit_softcap is not None:
-        check_positive("logit_softcap", logit_softcap)
+        check_factor("logit_softcap", logit_softcap)
         cap = jnp.asarray(logit_softcap, dtype)
         logits = cap * jnp.tanh(logits / cap)
     for term in biases:

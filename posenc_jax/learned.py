@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ._checks import (
@@ -65,14 +66,14 @@ def learned_position_encoding(
             f"`table` must be [max_len, dim] with at least one row, "
             f"got shape {tuple(table.shape)}."
         )
-    positions = as_positions("positions", positions)
+    tokens = as_positions("positions", positions)
     if out_of_range == "error":
         _check_range(positions, table.shape[0])
-    nearest = positions.clip(0, table.shape[0] - 1)
+    nearest = tokens.clip(0, table.shape[0] - 1)
     rows = jnp.take(table, nearest, axis=0, mode="clip")
     if out_of_range == "clip":
         return rows
-    return jnp.where((positions == nearest)[..., None], rows, jnp.nan)
+    return jnp.where((tokens == nearest)[..., None], rows, jnp.nan)
 
 
 def init_position_table(
@@ -109,10 +110,14 @@ def init_position_table(
     return stddev * jax.random.normal(key, (max_len, dim), dtype)
 
 
-def _check_range(positions: Array, max_len: int) -> None:
-    if is_traced(positions) or positions.size == 0:
+def _check_range(positions: int | Array, max_len: int) -> None:
+    """Look at positions as they were given, since an int or a constant is known even to a compiler."""
+    if isinstance(positions, int):
+        low, high = 0, positions - 1
+    elif positions.size == 0 or is_traced(positions):
         return
-    low, high = int(positions.min()), int(positions.max())
+    else:
+        low, high = int(np.min(positions)), int(np.max(positions))
     if low < 0 or high >= max_len:
         raise ValueError(
             f"`positions` must be in 0..{max_len - 1}, the rows of `table`, "

@@ -28,6 +28,7 @@ from ._checks import (
     as_positions,
     as_table,
     check_choice,
+    check_factor,
     check_fits,
     check_positive,
     check_rank,
@@ -82,24 +83,30 @@ class RopeConfig:
         check_positive("base", self.base)
         check_choice("layout", self.layout, LAYOUTS)
         check_choice("placement", self.placement, PLACEMENTS)
+        object.__setattr__(self, "base", float(self.base))
         if self.rotary_dim is None:
             object.__setattr__(self, "rotary_dim", self.head_dim)
         _check_rotary_dim(self.rotary_dim, self.head_dim)
 
-    def inv_freq(self, *, dtype: Any = np.float32) -> Float[np.ndarray, " n"]:
+    def inv_freq(self, *, dtype: Any = "float32") -> Float[np.ndarray, " n"]:
         """Angles per token of each pair, fastest first: base ** (-2 i / rotary_dim).
 
-        Computed on the host in float64 and rounded once, so that both frameworks hold the same bits. (Under
-        jit, XLA rewrites the power, and eager and jitted cosines part by 4e-3 at position 131071.)
+        Computed on the host in Python's float64 and rounded once, so that both frameworks hold the same bits, in
+        any compiled program too. (XLA rewrites a traced power: cosines then part by 4e-3 at position 131071.)
 
         Args:
-            dtype: float32 or float64.
+            dtype: float32 or float64. (The default is a name because `torch.compile` takes no NumPy type.)
         Returns:
             NumPy array [n], radians per token.
+        Raises:
+            TypeError: if dtype is neither float.
         """
+        if dtype not in ("float32", "float64", np.float32, np.float64):
+            raise TypeError(f"`dtype` must be float32 or float64, got {dtype}.")
         width = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        exponents = np.arange(0, width, 2, dtype=np.float64) / width
-        return np.asarray(np.float64(self.base) ** -exponents, dtype)
+        return np.array(
+            [self.base ** (-2 * i / width) for i in range(width // 2)], dtype
+        )
 
 
 def rope_cos_sin(
@@ -131,7 +138,7 @@ def rope_cos_sin(
     """
     check_table_dtype("dtype", dtype)
     check_choice("angles", angles, ("float32",))
-    check_positive("attention_factor", attention_factor)
+    check_factor("attention_factor", attention_factor)
     positions = as_positions("positions", positions)
     inv_freq = as_table("inv_freq", inv_freq)
     if inv_freq.ndim != 1:

@@ -81,7 +81,7 @@ def sinusoidal_position_encoding(
     check_choice("spacing", spacing, SPACINGS)
     check_size("dim", dim, at_least=2 if spacing == "endpoint" else 1)
     positions = as_positions("positions", positions, real=True)
-    inv_freq = _inv_freq(dim, base, spacing).astype(dtype)
+    inv_freq = np.array(_inv_freq(dim, float(base), spacing), dtype)
     angle = positions[..., None].astype(dtype) * inv_freq
     sin, cos = jnp.sin(angle), jnp.cos(angle[..., : dim // 2])
     if layout == "half":
@@ -118,11 +118,9 @@ def add_position_encoding(
     return (x.astype(dtype) + encoding.astype(dtype)).astype(x.dtype)
 
 
-def _inv_freq(dim: int, base: float, spacing: Spacing) -> Float[np.ndarray, " n"]:
-    """Angles per unit of position, in float64 on the host, so that both frameworks hold the same bits."""
+def _inv_freq(dim: int, base: float, spacing: Spacing) -> list[float]:
+    """Angles per unit of position, in Python's float64, so that no compiler touches them: see `RopeConfig.inv_freq`."""
     if spacing == "endpoint":
         half = dim // 2
-        exponents = np.arange(half) / max(half - 1, 1)
-    else:
-        exponents = np.arange(0, dim, 2) / dim
-    return np.float64(base) ** -exponents
+        return [base ** (-i / max(half - 1, 1)) for i in range(half)]
+    return [base ** (-2 * i / dim) for i in range((dim + 1) // 2)]

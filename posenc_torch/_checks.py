@@ -38,13 +38,17 @@ def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
 
 
 def check_positive(name: str, value: Any) -> None:
-    """A Python number above 0, or a scalar array, whose value may be traced and is not looked at."""
-    if is_array(value) and value.ndim == 0 and value.is_floating_point():
-        return
-    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not number:
         raise TypeError(f"`{name}` must be a number, got {describe(value)}.")
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+
+
+def check_factor(name: str, value: Any) -> None:
+    """A positive number, or a scalar array, whose value may be traced or learnt and is not looked at."""
+    if not (is_array(value) and value.ndim == 0 and value.is_floating_point()):
+        check_positive(name, value)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:

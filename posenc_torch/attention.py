@@ -24,8 +24,8 @@ from ._checks import (
     as_positions,
     as_table,
     check_choice,
+    check_factor,
     check_fits,
-    check_positive,
     check_rank,
     check_size,
     compute_dtype,
@@ -102,12 +102,12 @@ def dot_product_attention(
     biases = _biases(bias, alibi_slopes, alibi_kind, positions, shape)
     allowed = _allowed(mask, is_causal, sliding_window, positions, segments, shape)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    check_positive("scale", scale)
+    check_factor("scale", scale)
 
     dtype = compute_dtype(query, *biases)
     logits = _scores(query.to(dtype), key.to(dtype)) * scale
     if logit_softcap is not None:
-        check_positive("logit_softcap", logit_softcap)
+        check_factor("logit_softcap", logit_softcap)
         logits = logit_softcap * torch.tanh(logits / logit_softcap)
     for term in biases:
         logits = logits + term.to(dtype)

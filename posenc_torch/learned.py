@@ -63,14 +63,14 @@ def learned_position_encoding(
             f"`table` must be [max_len, dim] with at least one row, "
             f"got shape {tuple(table.shape)}."
         )
-    positions = as_positions("positions", positions, device=table.device)
+    tokens = as_positions("positions", positions, device=table.device)
     if out_of_range == "error":
         _check_range(positions, table.shape[0])
-    nearest = positions.clamp(0, table.shape[0] - 1)
+    nearest = tokens.clamp(0, table.shape[0] - 1)
     rows = table[nearest]
     if out_of_range == "clip":
         return rows
-    return rows.masked_fill((positions != nearest)[..., None], torch.nan)
+    return rows.masked_fill((tokens != nearest)[..., None], torch.nan)
 
 
 def init_position_table(
@@ -107,10 +107,14 @@ def init_position_table(
     return stddev * torch.randn((max_len, dim), generator=generator, dtype=dtype)
 
 
-def _check_range(positions: Tensor, max_len: int) -> None:
-    if torch.compiler.is_compiling() or positions.numel() == 0:
+def _check_range(positions: int | Tensor, max_len: int) -> None:
+    """Look at positions as they were given, since an int or a constant is known even to a compiler."""
+    if isinstance(positions, int):
+        low, high = 0, positions - 1
+    elif positions.numel() == 0 or torch.compiler.is_compiling():
         return
-    low, high = int(positions.min()), int(positions.max())
+    else:
+        low, high = int(positions.min()), int(positions.max())
     if low < 0 or high >= max_len:
         raise ValueError(
             f"`positions` must be in 0..{max_len - 1}, the rows of `table`, "

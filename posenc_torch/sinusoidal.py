@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ._checks import (
     as_floating,
     as_positions,
-    as_table,
     check_choice,
     check_fits,
     check_positive,
@@ -82,8 +80,9 @@ def sinusoidal_position_encoding(
     check_choice("spacing", spacing, SPACINGS)
     check_size("dim", dim, at_least=2 if spacing == "endpoint" else 1)
     positions = as_positions("positions", positions, real=True)
-    inv_freq = as_table("inv_freq", _inv_freq(dim, base, spacing), positions.device)
-    angle = positions[..., None].to(dtype) * inv_freq.to(dtype)
+    inv_freq = _inv_freq(dim, float(base), spacing)
+    inv_freq = torch.tensor(inv_freq, dtype=dtype, device=positions.device)
+    angle = positions[..., None].to(dtype) * inv_freq
     sin, cos = torch.sin(angle), torch.cos(angle[..., : dim // 2])
     if layout == "half":
         columns = torch.cat((sin, cos), -1)
@@ -118,11 +117,9 @@ def add_position_encoding(
     return (x.to(dtype) + encoding.to(dtype)).to(x.dtype)
 
 
-def _inv_freq(dim: int, base: float, spacing: Spacing) -> Float[np.ndarray, " n"]:
-    """Angles per unit of position, in float64 on the host, so that both frameworks hold the same bits."""
+def _inv_freq(dim: int, base: float, spacing: Spacing) -> list[float]:
+    """Angles per unit of position, in Python's float64, so that no compiler touches them: see `RopeConfig.inv_freq`."""
     if spacing == "endpoint":
         half = dim // 2
-        exponents = np.arange(half) / max(half - 1, 1)
-    else:
-        exponents = np.arange(0, dim, 2) / dim
-    return np.float64(base) ** -exponents
+        return [base ** (-i / max(half - 1, 1)) for i in range(half)]
+    return [base ** (-2 * i / dim) for i in range((dim + 1) // 2)]

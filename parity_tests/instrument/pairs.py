@@ -54,7 +54,9 @@ def run(pair: Pair, *, dtype: str, profile: str, seed: int, jit: bool) -> Report
     inputs = _rounded(pair, pair.draw(rng, profile), dtype)
     truths, vjp = pair.oracle(**{name: _exact(a) for name, a in inputs.items()})
     cotangents = _rounded(
-        pair, {name: rng.normal(size=t.value.shape) for name, t in truths.items()}, dtype
+        pair,
+        {name: rng.normal(size=t.value.shape) for name, t in truths.items()},
+        dtype,
     )
     if pair.wrt:
         gradients = vjp({name: exact(c) for name, c in cotangents.items()})

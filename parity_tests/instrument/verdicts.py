@@ -1,12 +1,12 @@
 """From two results and the truth to a verdict in words.
 
-    EQUAL              the two sides agree bit for bit, and are right
-    AGREE              both are as right as their arithmetic allows
-    A_WORSE, B_WORSE   one side is outside what its arithmetic allows, or far worse than its peer
-    BOTH_POOR          both are outside, and together: a fault they share
-    DIVERGE            they compute different functions: in float64 one side is outside, or both, each its own way
-    CONTRACT           shape, dtype or NaN mask is wrong
-    INVALID            nothing was compared: empty, constant, or not finite
+EQUAL              the two sides agree bit for bit, and are right
+AGREE              both are as right as their arithmetic allows
+A_WORSE, B_WORSE   one side is outside what its arithmetic allows, or far worse than its peer
+BOTH_POOR          both are outside, and together: a fault they share
+DIVERGE            they compute different functions: in float64 one side is outside, or both, each its own way
+CONTRACT           shape, dtype or NaN mask is wrong
+INVALID            nothing was compared: empty, constant, or not finite
 """
 
 from __future__ import annotations
@@ -197,7 +197,9 @@ def _half_step_at_zero(dtype: np.dtype) -> float:
 
 
 def _largest_ratio(error: np.ndarray, bound: np.ndarray) -> float:
-    with np.errstate(divide="ignore"):  # An error where the bound is 0 is infinitely too large.
+    with np.errstate(
+        divide="ignore"
+    ):  # An error where the bound is 0 is infinitely too large.
         ratio = np.divide(error, bound, out=np.zeros_like(error), where=error > 0)
     return float(ratio.max())
 
