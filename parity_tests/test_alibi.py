@@ -1,4 +1,4 @@
-"""ALiBi: parity of biases, slopes, gradients and attention; the authors' slopes for every head count; the three kinds."""
+"""ALiBi: parity of biases, slopes, gradients and attention; the authors' slopes for every head count; the kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention: parity of outputs and gradients over masks, windows, segments, caps, biases and grouped heads; what it equals."""
+"""Attention: parity over masks, windows, segments, caps, biases and grouped heads; what it must equal."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_attention_left_padding_equals_none(twin):
 
 @both
 def test_attention_sliding_window_keeps_that_many_keys(twin):
-    """With `is_causal`, the query's own key and the window - 1 before it: values that name their position show which."""
+    """The query's own key and the window - 1 before it; values that name their position show which."""
     value = np.broadcast_to(np.eye(7)[None, :, None], (2, 7, 3, 7))
     seen = attend(twin, Q, K, value, is_causal=True, sliding_window=3) > 0
     expected = np.tril(np.ones((7, 7), bool)) & ~np.tril(np.ones((7, 7), bool), -3)

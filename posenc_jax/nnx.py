@@ -13,12 +13,12 @@ from flax import nnx
 from jax import Array
 
 from ._checks import check_choice, check_size, check_table_dtype
-from ._flax_attention import (
+from ._flax_attention import make_attention_fn
+from ._modules import (
     check_embeddings,
     check_rows,
     check_scores,
     check_sinusoidal,
-    make_attention_fn,
     rope_config,
     rope_positions,
     score_key_positions,

@@ -307,22 +307,22 @@ def _rotate_by_matrix(
     Moving lanes costs a TPU up to twice the rest of the rotation, while its matrix unit is idle. The matrix is
     exact at the highest precision, since every sum has one term; but an inf or NaN spreads through its head.
     """
-    dtype = compute_dtype(x, cos, sin)
-    channels = np.arange(x.shape[-1])
-    rotary, _ = _split_rotary(channels, 2 * cos.shape[-1], placement)
-    first, second = _split_pairs(rotary, layout)
-    swap = np.zeros((len(channels), len(channels)))
-    swap[first, second] = swap[second, first] = 1
+    width, head_dim = 2 * cos.shape[-1], x.shape[-1]
+    start = 0 if placement == "leading" else head_dim - width
+    around = (start, head_dim - width - start)
+    channels = np.arange(width)
+    partner = np.roll(channels, width // 2) if layout == "half" else channels ^ 1
+    swap = np.pad(np.eye(width)[partner], around)
 
     def over_head(table: Array) -> Array:
-        around = (rotary[0], channels[-1] - rotary[-1])
         return jnp.pad(table, [(0, 0)] * (table.ndim - 1) + [around])
 
+    dtype = compute_dtype(x, cos, sin)
     wide, cos, sin = (part.astype(dtype) for part in (x, cos, sin))
     swapped = jnp.matmul(wide, jnp.asarray(swap, dtype), precision="highest")
     rotated = wide * over_head(_join_pairs(cos, cos, layout))
     rotated = rotated + swapped * over_head(_join_pairs(-sin, sin, layout))
-    return jnp.where(np.isin(channels, rotary), rotated.astype(x.dtype), x)
+    return jnp.where(np.pad(channels >= 0, around), rotated.astype(x.dtype), x)
 
 
 def _split_pairs(x: Array, layout: Layout) -> tuple[Array, Array]:

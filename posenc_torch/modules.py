@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ._checks import (
-    as_floating,
-    as_positions,
-    check_choice,
-    check_fits,
-    check_rank,
-    check_size,
-    check_table_dtype,
-    describe,
-    is_array,
+from ._checks import check_choice, check_size, check_table_dtype
+from ._modules import (
+    check_embeddings,
+    check_left_out,
+    check_rows,
+    check_scores,
+    is_tabulated,
+    rope_config,
+    rope_length,
+    score_key_positions,
+    score_query_positions,
+    token_positions,
 )
 from .alibi import KINDS, Kind, alibi_bias, alibi_slopes
 from .learned import (
@@ -31,8 +33,8 @@ from .learned import (
     init_position_table,
     learned_position_encoding,
 )
-from .positions import last_positions, position_range
-from .rope import RopeConfig, rope_cos_sin
+from .positions import position_range
+from .rope import rope_cos_sin
 from .sinusoidal import (
     Layout,
     Spacing,
@@ -135,10 +137,10 @@ class SinusoidalPositionalEncoding(_HostConstants):
             TypeError: if x is not floating-point, or positions or `offset` are of the wrong type.
             ValueError: if shapes do not fit, or both `positions` and `offset` are given.
         """
-        _check_embeddings(x, self.d_model)
-        if positions is None and _is_tabulated(offset, x.shape[-2], self.max_len):
+        check_embeddings(x, self.d_model)
+        if positions is None and is_tabulated(offset, x.shape[-2], self.max_len):
             return add_position_encoding(x, self.table[offset : offset + x.shape[-2]])
-        tokens = _token_positions(positions, offset, x, real=True)
+        tokens = token_positions(positions, offset, x, real=True)
         return add_position_encoding(x, self._encode(tokens))
 
     def _encode(self, positions: int | Tensor) -> Tensor:
@@ -238,10 +240,10 @@ class LearnedPositionalEncoding(nn.Module):
             ValueError: if shapes do not fit, both `positions` and `offset` are given, or a position is out of
                 range under "error" (values that are not known inside `torch.compile` act as under "nan").
         """
-        _check_embeddings(x, self.d_model)
-        tokens = _token_positions(positions, offset, x)
+        check_embeddings(x, self.d_model)
+        tokens = token_positions(positions, offset, x)
         if positions is None and self.out_of_range == "error":
-            _check_rows(offset, x.shape[-2], self.max_len)
+            check_rows(offset, x.shape[-2], self.max_len)
         encoding = learned_position_encoding(
             self.table, tokens, out_of_range=self.out_of_range
         )
@@ -283,7 +285,7 @@ class RotaryPositionEmbedding(_HostConstants):
     ) -> None:
         super().__init__()
         check_table_dtype("dtype", dtype)
-        self.config = _rope_config(dim, max_seq_len, base)
+        self.config = rope_config(dim, max_seq_len, base)
         self.dim, self.max_seq_len = dim, max_seq_len
         self.base, self.dtype = base, dtype
         self._fill(torch.get_default_device())
@@ -311,11 +313,11 @@ class RotaryPositionEmbedding(_HostConstants):
             ValueError: if nothing is given, or `positions` and also `seq_len` or `offset`.
         """
         if positions is not None:
-            _check_left_out("seq_len", seq_len, None, given="positions")
-            _check_left_out("offset", offset, 0, given="positions")
+            check_left_out("seq_len", seq_len, None, given="positions")
+            check_left_out("offset", offset, 0, given="positions")
             return rope_cos_sin(positions, self.inv_freq, dtype=self.dtype)
-        seq_len = _rope_length(x, seq_len)
-        if _is_tabulated(offset, seq_len, self.max_seq_len):
+        seq_len = rope_length(x, seq_len)
+        if is_tabulated(offset, seq_len, self.max_seq_len):
             end = offset + seq_len
             return self.cos[offset:end], self.sin[offset:end]
         positions = position_range(seq_len, offset=offset).to(self.inv_freq.device)
@@ -387,9 +389,9 @@ class AlibiPositionEmbedding(_HostConstants):
             ValueError: if shapes do not fit, what is given contradicts itself or says the same thing twice, or
                 where the queries stand must be said: `key_positions` alone, or more queries than keys.
         """
-        _check_scores(attention_scores, self.num_heads)
-        keys = _key_positions(key_positions, seq_len_k, attention_scores)
-        queries = _query_positions(
+        check_scores(attention_scores, self.num_heads)
+        keys = score_key_positions(key_positions, seq_len_k, attention_scores)
+        queries = score_query_positions(
             query_positions, offset, seq_len_q, attention_scores, key_positions
         )
         bias = alibi_bias(queries, keys, self.slopes, kind=self.kind)
@@ -401,129 +403,3 @@ class AlibiPositionEmbedding(_HostConstants):
     def extra_repr(self) -> str:
         """Show the sizes in the module's repr."""
         return f"{self.num_heads}, kind={self.kind!r}"
-
-
-def _token_positions(
-    positions: Any, offset: Any, x: Tensor, *, real: bool = False
-) -> Tensor:
-    """Where the tokens of x [*batch, seq, d_model] stand."""
-    *batch, seq, _ = x.shape
-    if positions is None:
-        positions = position_range(seq, offset=offset).to(x.device)
-        check_fits("offset", positions.shape[:-1], batch, exact=0)
-        return positions
-    _check_left_out("offset", offset, 0, given="positions")
-    positions = as_positions("positions", positions, real=real, device=x.device)
-    check_fits("positions", positions.shape, (*batch, seq), exact=1)
-    return positions
-
-
-def _query_positions(
-    positions: Any, offset: Any, length: Any, scores: Tensor, key_positions: Any
-) -> Tensor:
-    """Where the queries of scores [*batch, heads, q, k] stand."""
-    *batch, _, q_len, k_len = scores.shape
-    _check_length("seq_len_q", length, scores, axis=-2)
-    if positions is not None:
-        _check_left_out("seq_len_q", length, None, given="query_positions")
-        _check_left_out("offset", offset, None, given="query_positions")
-        positions = as_positions("query_positions", positions, device=scores.device)
-        check_fits("query_positions", positions.shape, (*batch, q_len), exact=1)
-        return positions
-    if offset is not None:
-        positions = position_range(q_len, offset=offset).to(scores.device)
-        check_fits("offset", positions.shape[:-1], batch, exact=0)
-        return positions
-    if key_positions is not None:
-        raise ValueError(
-            "`query_positions` or `offset` must be given with `key_positions`, got None."
-        )
-    check_size("seq_len_k", k_len, at_least=q_len)
-    return last_positions(q_len, k_len).to(scores.device)
-
-
-def _key_positions(positions: Any, length: Any, scores: Tensor) -> Tensor:
-    """Where the keys of scores [*batch, heads, q, k] stand."""
-    *batch, _, _, k_len = scores.shape
-    _check_length("seq_len_k", length, scores, axis=-1)
-    if positions is None:
-        return position_range(k_len).to(scores.device)
-    _check_left_out("seq_len_k", length, None, given="key_positions")
-    positions = as_positions("key_positions", positions, device=scores.device)
-    check_fits("key_positions", positions.shape, (*batch, k_len), exact=1)
-    return positions
-
-
-def _rope_length(x: Any, seq_len: Any) -> int:
-    """Tokens to tabulate: `seq_len`, else the length of x [..., heads, seq, head_dim]."""
-    if seq_len is not None:
-        check_size("seq_len", seq_len, at_least=0)
-        return seq_len
-    if x is None:
-        raise ValueError("`x`, `seq_len` or `positions` must be given, got None.")
-    x = as_floating("x", x)
-    check_rank("x", x, "[..., heads, seq, head_dim]", at_least=3)
-    return x.shape[-2]
-
-
-def _rope_config(dim: int, max_seq_len: int, base: float) -> RopeConfig:
-    check_size("dim", dim, at_least=2)
-    check_size("max_seq_len", max_seq_len)
-    if dim % 2:
-        raise ValueError(f"`dim` must be even, got {dim}.")
-    return RopeConfig(dim, base=base)
-
-
-def _is_tabulated(offset: Any, length: int, max_len: int) -> bool:
-    """Whether a table of `max_len` rows has all of these, which must be known without looking at a tensor."""
-    if not isinstance(offset, int) or isinstance(offset, bool):
-        return False
-    return 0 <= offset <= max_len - length
-
-
-def _check_embeddings(x: Any, d_model: int) -> None:
-    x = as_floating("x", x)
-    check_rank("x", x, "[..., seq, d_model]", at_least=2)
-    if x.shape[-1] != d_model:
-        raise ValueError(
-            f"`x` must have `d_model` channels, got {x.shape[-1]} and {d_model}."
-        )
-
-
-def _check_scores(scores: Any, num_heads: int) -> None:
-    scores = as_floating("attention_scores", scores)
-    check_rank("attention_scores", scores, "[..., heads, q, k]", at_least=3)
-    if scores.shape[-3] != num_heads:
-        raise ValueError(
-            f"`attention_scores` must have `num_heads` heads in axis -3, "
-            f"got {scores.shape[-3]} and {num_heads}."
-        )
-
-
-def _check_length(name: str, length: int | None, scores: Tensor, *, axis: int) -> None:
-    if length is None:
-        return
-    check_size(name, length, at_least=0)
-    if length != scores.shape[axis]:
-        raise ValueError(
-            f"`{name}` must be the length of axis {axis} of `attention_scores`, "
-            f"got {length} and {scores.shape[axis]}."
-        )
-
-
-def _check_rows(offset: Any, length: int, max_len: int) -> None:
-    """Raise even where a compiled program would not see the positions, if they are Python numbers."""
-    if not isinstance(offset, int) or 0 <= offset <= max_len - length or not length:
-        return
-    raise ValueError(
-        f"`positions` must be in 0..{max_len - 1}, the rows of `table`, "
-        f"got {offset} to {offset + length - 1}."
-    )
-
-
-def _check_left_out(name: str, value: Any, default: Any, *, given: str) -> None:
-    if is_array(value) or value != default:
-        came = describe(value) if is_array(value) else value
-        raise ValueError(
-            f"`{name}` must be left out where `{given}` are given, got {came}."
-        )

@@ -245,7 +245,7 @@ def attention(
     allowed: np.ndarray,
     softcap: float | None = None,
 ) -> tuple[Bounded, Callable[[Bounded], tuple[Bounded, ...]]]:
-    """softmax(q k^T / sqrt(d) + bias) v over the allowed keys (Vaswani et al., 2017, eq. 1), zeros where there are none."""
+    """softmax(q k^T / sqrt(d) + bias) v over the allowed keys (Vaswani et al., 2017, eq. 1), else zeros."""
     group = query.value.shape[2] // key.value.shape[2]
     q, k, v = (
         x.move(lambda a: np.swapaxes(a, 1, 2))
