@@ -15,9 +15,9 @@ from jax.core import Tracer
 
 def dtype_name(dtype: Any) -> str:
     try:
-        return np.dtype(dtype).name
+        return repr(dtype) if dtype is None else np.dtype(dtype).name
     except TypeError:
-        return str(dtype)
+        return repr(dtype)
 
 
 def describe(value: Any) -> str:
@@ -45,13 +45,14 @@ def compute_dtype(*arrays: Array) -> Any:
 
 def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be an int, got {type(value).__name__}.")
+        raise TypeError(f"`{name}` must be an int, got {describe(value)}.")
     if value < at_least:
         raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
 
 
 def check_positive(name: str, value: Any) -> None:
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    number = number and not isinstance(value, bool)
     if not number:
         raise TypeError(f"`{name}` must be a number, got {describe(value)}.")
     if not (math.isfinite(value) and value > 0):
@@ -64,8 +65,13 @@ def check_factor(name: str, value: Any) -> None:
         check_positive(name, value)
 
 
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be a Python bool, got {describe(value)}.")
+
+
 def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str | None) or value not in choices:
         allowed = ", ".join(map(repr, choices))
         raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.")
 
@@ -77,6 +83,15 @@ def check_table_dtype(name: str, dtype: Any) -> None:
         )
     if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
         raise ValueError(f"`{name}` float64 needs `jax_enable_x64`, which is off.")
+
+
+def host_dtype(name: str, dtype: Any) -> str:
+    """The name of a dtype that NumPy computes in, whether or not JAX has it."""
+    if dtype_name(dtype) not in ("float32", "float64"):
+        raise TypeError(
+            f"`{name}` must be float32 or float64, got {dtype_name(dtype)}."
+        )
+    return dtype_name(dtype)
 
 
 def as_floating(name: str, x: Any) -> Array:
@@ -130,7 +145,7 @@ def as_integers(name: str, x: Any) -> Array:
         raise TypeError(
             f"`{name}` must be an array of signed integers, got {describe(x)}."
         )
-    dtype = jax.dtypes.canonicalize_dtype(jnp.promote_types(x.dtype, jnp.int32))
+    dtype = jax.dtypes.canonicalize_dtype(jnp.int64)
     limits = jnp.iinfo(dtype)
     if isinstance(x, np.ndarray) and x.size:
         if not limits.min <= x.min() <= x.max() <= limits.max:
@@ -148,7 +163,7 @@ def as_positions(name: str, positions: Any, *, real: bool = False) -> Array:
     """
     if isinstance(positions, int) and not isinstance(positions, bool):
         check_size(name, positions, at_least=0)
-        return jnp.arange(positions, dtype=jnp.int32)
+        return jnp.arange(positions, dtype=jax.dtypes.canonicalize_dtype(jnp.int64))
     if is_floating(positions) and real:
         return as_table(name, positions)
     if not is_array(positions) or is_floating(positions):

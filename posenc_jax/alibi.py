@@ -21,7 +21,7 @@ from ._checks import (
     check_choice,
     check_rank,
     check_size,
-    check_table_dtype,
+    host_dtype,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def alibi_slopes(
         arXiv:2108.12409, section 3, and `get_slopes` in the authors' repository.
     """
     check_size("num_heads", num_heads)
-    check_table_dtype("dtype", dtype)
+    dtype = host_dtype("dtype", dtype)
     power = 2 ** (num_heads.bit_length() - 1)
     between = _geometric(2 * power)[0::2]
     slopes = _geometric(power) + between[: num_heads - power]

@@ -107,7 +107,7 @@ def init_position_table(
     check_table_dtype("dtype", dtype)
     if init == "sinusoidal":
         return sinusoidal_position_encoding(max_len, dim, dtype=dtype)
-    return stddev * jax.random.normal(key, (max_len, dim), dtype)
+    return jnp.asarray(stddev, dtype) * jax.random.normal(key, (max_len, dim), dtype)
 
 
 def _check_range(positions: int | Array, max_len: int) -> None:
@@ -117,7 +117,9 @@ def _check_range(positions: int | Array, max_len: int) -> None:
     elif positions.size == 0 or is_traced(positions):
         return
     else:
-        low, high = int(np.min(positions)), int(np.max(positions))
+        # NumPy's own minimum would ask a JAX array for its, which is traced under jit.
+        host = np.asarray(positions)
+        low, high = int(host.min()), int(host.max())
     if low < 0 or high >= max_len:
         raise ValueError(
             f"`positions` must be in 0..{max_len - 1}, the rows of `table`, "

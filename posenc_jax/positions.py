@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from ._checks import as_positions, check_size
+from ._checks import as_integers, as_positions, check_size
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -33,7 +34,9 @@ def position_range(
     """
     check_size("length", length, at_least=0)
     if isinstance(offset, int) and not isinstance(offset, bool):
-        return jnp.arange(offset, offset + length, dtype=jnp.int32)
+        ends = np.array([offset, offset + max(length - 1, 0)])
+        dtype = as_integers("offset", ends).dtype
+        return jnp.arange(offset, offset + length, dtype=dtype)
     offset = as_positions("offset", offset)
     return offset[..., None] + jnp.arange(length, dtype=offset.dtype)
 

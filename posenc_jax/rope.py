@@ -30,11 +30,13 @@ from ._checks import (
     check_choice,
     check_factor,
     check_fits,
+    check_flag,
     check_positive,
     check_rank,
     check_size,
     check_table_dtype,
     compute_dtype,
+    host_dtype,
 )
 
 if TYPE_CHECKING:
@@ -101,8 +103,7 @@ class RopeConfig:
         Raises:
             TypeError: if dtype is neither float.
         """
-        if dtype not in ("float32", "float64", np.float32, np.float64):
-            raise TypeError(f"`dtype` must be float32 or float64, got {dtype}.")
+        dtype = host_dtype("dtype", dtype)
         width = self.head_dim if self.rotary_dim is None else self.rotary_dim
         return np.array(
             [self.base ** (-2 * i / width) for i in range(width // 2)], dtype
@@ -146,10 +147,8 @@ def rope_cos_sin(
     # A broadcast product, never a matmul: TF32 or bfloat16 passes would round the positions.
     angle = positions[..., None].astype(dtype) * inv_freq.astype(dtype)
     factor = jnp.asarray(attention_factor, dtype)
-    # The barrier keeps XLA from fusing the tables into their use, where every head would compute them again.
-    return jax.lax.optimization_barrier(
-        (jnp.cos(angle) * factor, jnp.sin(angle) * factor)
-    )
+    cos, sin = jnp.cos(angle) * factor, jnp.sin(angle) * factor
+    return _computed_once(cos), _computed_once(sin)
 
 
 def apply_rope(
@@ -166,8 +165,8 @@ def apply_rope(
         y[a] = x[a] cos[i] - x[b] sin[i]
         y[b] = x[b] cos[i] + x[a] sin[i]        (a, b) = (i, i + n) or (2i, 2i + 1)
 
-    Written as x cos + swap(x) sin, whose transpose has the same form: the backward pass is the
-    inverse rotation and costs what the forward pass costs.
+    Written as x cos + swap(x) sin, whose transpose has the same form: the backward pass is the inverse
+    rotation and moves as many bytes as the forward pass.
 
     Args:
         x: Queries or keys, any float dtype.
@@ -185,7 +184,8 @@ def apply_rope(
         arXiv:2104.09864, eq. 34. "half" is GPT-NeoX's order of the same channels.
     """
     x, cos, sin = as_floating("x", x), as_floating("cos", cos), as_floating("sin", sin)
-    _check_apply(x, cos, sin, layout, placement)
+    check_flag("inverse", inverse)
+    _check_apply("x", x, cos, sin, layout, placement)
     sin = -sin if inverse else sin
     return jax.lax.platform_dependent(
         x,
@@ -218,9 +218,12 @@ def apply_rotary_pos_emb(
     Raises:
         TypeError, ValueError: as `apply_rope`.
     """
-    return apply_rope(q, cos, sin, layout=layout), apply_rope(
-        k, cos, sin, layout=layout
-    )
+    q, k = as_floating("q", q), as_floating("k", k)
+    cos, sin = as_floating("cos", cos), as_floating("sin", sin)
+    _check_apply("q", q, cos, sin, layout, "leading")
+    _check_apply("k", k, cos, sin, layout, "leading")
+    rotated_q = apply_rope(q, cos, sin, layout=layout)
+    return rotated_q, apply_rope(k, cos, sin, layout=layout)
 
 
 def rotate_half(
@@ -285,6 +288,18 @@ def permute_rope_weights(
     rotary = _join_pairs(*_split_pairs(rotary, origin), to)
     permuted = _join_rotary(rotary, rest, placement)
     return permuted.reshape(weight.shape)
+
+
+def _computed_once(table: Array) -> Array:
+    """Keep XLA on a CPU from fusing a table into its use, where every head would compute it again.
+
+    An optimization barrier does not stop it, a matrix product does; that with the identity is exact.
+    """
+
+    def by_identity(table: Array) -> Array:
+        return jnp.matmul(table, jnp.eye(table.shape[-1], dtype=table.dtype))
+
+    return jax.lax.platform_dependent(table, cpu=by_identity, default=lambda t: t)
 
 
 def _rotate(
@@ -379,10 +394,12 @@ def _check_rotary_dim(rotary_dim: Any, head_dim: int) -> None:
         )
 
 
-def _check_apply(x: Array, cos: Array, sin: Array, layout: str, placement: str) -> None:
+def _check_apply(
+    name: str, x: Array, cos: Array, sin: Array, layout: str, placement: str
+) -> None:
     check_choice("layout", layout, LAYOUTS)
     check_choice("placement", placement, PLACEMENTS)
-    check_rank("x", x, "[..., seq, heads, head_dim]", at_least=3)
+    check_rank(name, x, "[..., seq, heads, head_dim]", at_least=3)
     check_rank("cos", cos, "[..., seq, n]", at_least=2)
     check_fits("sin", sin.shape, cos.shape, exact=cos.ndim)
     *batch, seq, _, head_dim = x.shape

@@ -23,6 +23,7 @@ from ._checks import (
     check_choice,
     check_fits,
     check_positive,
+    check_rank,
     check_size,
     check_table_dtype,
     compute_dtype,
@@ -113,6 +114,7 @@ def add_position_encoding(
         arXiv:1706.03762, section 3.5.
     """
     x, encoding = as_floating("x", x), as_floating("encoding", encoding)
+    check_rank("x", x, "[..., seq, dim]", at_least=2)
     check_fits("encoding", encoding.shape, x.shape, exact=2)
     dtype = compute_dtype(x, encoding)
     return (x.astype(dtype) + encoding.astype(dtype)).astype(x.dtype)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 
 def dtype_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+    if isinstance(dtype, torch.dtype):
+        return str(dtype).removeprefix("torch.")
+    return dtype.name if isinstance(dtype, np.dtype) else repr(dtype)
 
 
 def describe(value: Any) -> str:
@@ -32,13 +34,14 @@ def compute_dtype(*arrays: Tensor) -> torch.dtype:
 
 def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be an int, got {type(value).__name__}.")
+        raise TypeError(f"`{name}` must be an int, got {describe(value)}.")
     if value < at_least:
         raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
 
 
 def check_positive(name: str, value: Any) -> None:
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    number = number and not isinstance(value, bool)
     if not number:
         raise TypeError(f"`{name}` must be a number, got {describe(value)}.")
     if not (math.isfinite(value) and value > 0):
@@ -51,8 +54,13 @@ def check_factor(name: str, value: Any) -> None:
         check_positive(name, value)
 
 
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be a Python bool, got {describe(value)}.")
+
+
 def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str | None) or value not in choices:
         allowed = ", ".join(map(repr, choices))
         raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.")
 
@@ -62,6 +70,14 @@ def check_table_dtype(name: str, dtype: Any) -> None:
         raise TypeError(
             f"`{name}` must be float32 or float64, got {dtype_name(dtype)}."
         )
+
+
+def host_dtype(name: str, dtype: Any) -> str:
+    """The name of a dtype that NumPy computes in, given by name or as a torch or NumPy dtype."""
+    for known in ("float32", "float64"):
+        if dtype in (known, getattr(torch, known)) or dtype is getattr(np, known):
+            return known
+    raise TypeError(f"`{name}` must be float32 or float64, got {dtype_name(dtype)}.")
 
 
 def as_floating(name: str, x: Any) -> Tensor:
@@ -103,7 +119,8 @@ def check_fits(
 def as_table(name: str, table: Any, device: torch.device) -> Tensor:
     """Host constants arrive as NumPy arrays, a caller's own values as tensors."""
     if isinstance(table, np.ndarray):
-        table = torch.from_numpy(table).to(device)
+        # A copy, since torch cannot share read-only or reversed memory.
+        table = torch.from_numpy(table.copy()).to(device)
     if not (is_array(table) and table.dtype in (torch.float32, torch.float64)):
         raise TypeError(
             f"`{name}` must be a float32 or float64 array, got {describe(table)}."

@@ -26,6 +26,7 @@ from ._checks import (
     check_choice,
     check_factor,
     check_fits,
+    check_flag,
     check_rank,
     check_size,
     compute_dtype,
@@ -91,6 +92,7 @@ def dot_product_attention(
     """
     check_choice("implementation", implementation, (None, "reference"))
     check_choice("alibi_kind", alibi_kind, KINDS)
+    check_flag("is_causal", is_causal)
     query, key, value = _check_qkv(query, key, value)
     *batch, heads, q_len, head_dim = query.shape
     shape = (*batch, heads, q_len, key.shape[-2])
@@ -99,15 +101,21 @@ def dot_product_attention(
         query_positions, key_positions, shape, query.device, required=by_position
     )
     segments = _segments(query_segment_ids, key_segment_ids, shape)
-    biases = _biases(bias, alibi_slopes, alibi_kind, positions, shape)
-    allowed = _allowed(mask, is_causal, sliding_window, positions, segments, shape)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_factor("scale", scale)
+    if logit_softcap is not None:
+        check_factor("logit_softcap", logit_softcap)
+    if sliding_window is not None:
+        check_size("sliding_window", sliding_window)
+    if mask is not None:
+        mask = as_boolean("mask", mask)
+        check_fits("mask", mask.shape, shape, exact=0)
 
+    biases = _biases(bias, alibi_slopes, alibi_kind, positions, shape)
+    allowed = _allowed(mask, is_causal, sliding_window, positions, segments)
     dtype = compute_dtype(query, *biases)
     logits = _scores(query.to(dtype), key.to(dtype)) * scale
     if logit_softcap is not None:
-        check_factor("logit_softcap", logit_softcap)
         logits = logit_softcap * torch.tanh(logits / logit_softcap)
     for term in biases:
         logits = logits + term.to(dtype)
@@ -141,7 +149,12 @@ def scaled_dot_product_attention_with_alibi(
     Raises:
         TypeError, ValueError: as `dot_product_attention`, or if there are more queries than keys and no positions.
     """
+    if not (hasattr(alibi, "slopes") and hasattr(alibi, "kind")):
+        raise TypeError(
+            f"`alibi` must have `slopes` and `kind`, got {type(alibi).__name__}."
+        )
     if query_positions is None and key_positions is None:
+        query, key = as_floating("query", query), as_floating("key", key)
         check_rank("query", query, "[..., heads, q, head_dim]", at_least=3)
         check_rank("key", key, "[..., kv_heads, k, head_dim]", at_least=3)
         query_positions = last_positions(query.shape[-2], key.shape[-2])
@@ -163,7 +176,7 @@ def scaled_dot_product_attention_with_alibi(
 def _scores(query: Tensor, key: Tensor) -> Tensor:
     """q . k of every query head with its key head, [*batch, heads, q, k]."""
     grouped = query.unflatten(-3, (key.shape[-3], -1))
-    return (grouped @ key.unsqueeze(-3).mT).flatten(-4, -3)
+    return _matmul(grouped, key.unsqueeze(-3).mT).flatten(-4, -3)
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -180,7 +193,15 @@ def _softmax(logits: Tensor) -> Tensor:
 def _average(weights: Tensor, value: Tensor) -> Tensor:
     """Values averaged by the weights of every query head, [*batch, heads, q, value_dim]."""
     grouped = weights.unflatten(-3, (value.shape[-3], -1))
-    return (grouped @ value.unsqueeze(-3)).flatten(-4, -3)
+    return _matmul(grouped, value.unsqueeze(-3)).flatten(-4, -3)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in the dtype of both: autocast would round them to half precision."""
+    if not torch.amp.is_autocast_available(a.device.type):
+        return a @ b
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
 
 
 def _positions(
@@ -192,9 +213,9 @@ def _positions(
     required: bool,
 ) -> tuple[Tensor, Tensor] | None:
     *batch, _, q_len, k_len = shape
+    if query_positions is None and key_positions is None and not required:
+        return None
     if query_positions is None and (key_positions is not None or q_len != k_len):
-        if not required:
-            return None
         raise ValueError(
             f"`query_positions` must be given with `key_positions`, and where there are "
             f"not as many queries as keys, got None for {q_len} and {k_len}."
@@ -249,18 +270,17 @@ def _allowed(
     sliding_window: int | None,
     positions: Any,
     segments: Any,
-    shape: tuple[int, ...],
 ) -> Tensor | None:
     """True where a query may attend, broadcastable to [*batch, heads, q, k]; None where it always may."""
     conditions = []
     if mask is not None:
-        conditions.append(as_boolean("mask", mask))
-        check_fits("mask", mask.shape, shape, exact=0)
+        conditions.append(mask)
     if is_causal:
         query, key = _against_each_other(*positions)
         conditions.append(key <= query)
     if sliding_window is not None:
-        check_size("sliding_window", sliding_window)
+        # No distance passes the largest int32, so no wider window needs to fit one.
+        sliding_window = min(sliding_window, 2**31 - 1)
         query, key = _against_each_other(*positions)
         conditions.append((query - key).abs() < sliding_window)
     if segments is not None:
@@ -288,6 +308,8 @@ def _check_qkv(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor
     check_rank("value", value, "[..., kv_heads, k, value_dim]", at_least=3)
     *batch, heads, _, head_dim = query.shape
     kv_heads, k_len = key.shape[-3], key.shape[-2]
+    if head_dim == 0:
+        raise ValueError("`query` must have a `head_dim` of at least 1, got 0.")
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(
             f"`key` must have a number of heads that divides that of `query`, "

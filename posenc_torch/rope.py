@@ -28,11 +28,13 @@ from ._checks import (
     check_choice,
     check_factor,
     check_fits,
+    check_flag,
     check_positive,
     check_rank,
     check_size,
     check_table_dtype,
     compute_dtype,
+    host_dtype,
 )
 
 if TYPE_CHECKING:
@@ -99,8 +101,7 @@ class RopeConfig:
         Raises:
             TypeError: if dtype is neither float.
         """
-        if dtype not in ("float32", "float64", np.float32, np.float64):
-            raise TypeError(f"`dtype` must be float32 or float64, got {dtype}.")
+        dtype = host_dtype("dtype", dtype)
         width = self.head_dim if self.rotary_dim is None else self.rotary_dim
         return np.array(
             [self.base ** (-2 * i / width) for i in range(width // 2)], dtype
@@ -161,8 +162,8 @@ def apply_rope(
         y[a] = x[a] cos[i] - x[b] sin[i]
         y[b] = x[b] cos[i] + x[a] sin[i]        (a, b) = (i, i + n) or (2i, 2i + 1)
 
-    Written as x cos + swap(x) sin, whose transpose has the same form: the backward pass is the
-    inverse rotation and costs what the forward pass costs.
+    Written as x cos + swap(x) sin, whose transpose has the same form: the backward pass is the inverse
+    rotation and moves as many bytes as the forward pass.
 
     Args:
         x: Queries or keys, any float dtype.
@@ -180,7 +181,8 @@ def apply_rope(
         arXiv:2104.09864, eq. 34. "half" is GPT-NeoX's order of the same channels.
     """
     x, cos, sin = as_floating("x", x), as_floating("cos", cos), as_floating("sin", sin)
-    _check_apply(x, cos, sin, layout, placement)
+    check_flag("inverse", inverse)
+    _check_apply("x", x, cos, sin, layout, placement)
     sin = -sin if inverse else sin
     return _rotate(x, cos.unsqueeze(-3), sin.unsqueeze(-3), layout, placement)
 
@@ -207,9 +209,12 @@ def apply_rotary_pos_emb(
     Raises:
         TypeError, ValueError: as `apply_rope`.
     """
-    return apply_rope(q, cos, sin, layout=layout), apply_rope(
-        k, cos, sin, layout=layout
-    )
+    q, k = as_floating("q", q), as_floating("k", k)
+    cos, sin = as_floating("cos", cos), as_floating("sin", sin)
+    _check_apply("q", q, cos, sin, layout, "leading")
+    _check_apply("k", k, cos, sin, layout, "leading")
+    rotated_q = apply_rope(q, cos, sin, layout=layout)
+    return rotated_q, apply_rope(k, cos, sin, layout=layout)
 
 
 def rotate_half(
@@ -344,11 +349,11 @@ def _check_rotary_dim(rotary_dim: Any, head_dim: int) -> None:
 
 
 def _check_apply(
-    x: Tensor, cos: Tensor, sin: Tensor, layout: str, placement: str
+    name: str, x: Tensor, cos: Tensor, sin: Tensor, layout: str, placement: str
 ) -> None:
     check_choice("layout", layout, LAYOUTS)
     check_choice("placement", placement, PLACEMENTS)
-    check_rank("x", x, "[..., heads, seq, head_dim]", at_least=3)
+    check_rank(name, x, "[..., heads, seq, head_dim]", at_least=3)
     check_rank("cos", cos, "[..., seq, n]", at_least=2)
     check_fits("sin", sin.shape, cos.shape, exact=cos.ndim)
     *batch, _, seq, head_dim = x.shape

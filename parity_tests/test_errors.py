@@ -1,0 +1,1641 @@
+"""Bad input gets one sentence, the same in both packages, before any arithmetic.
+
+A row changes arguments of a valid call and states the error. Each row is called in both
+packages, under jit, and under a watch for arithmetic; the rows together must reach every
+`raise` of the packages and every argument of every public function. The last part is
+input that looks bad and is not.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import re
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import posenc_jax
+import posenc_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+
+U = 2.0**-24  # unit roundoff of float32
+# Both packages run the same float32 formula on the same bits, so they part by the last
+# bit of cos, sin, exp and tanh (1 u each) and by the order of a sum. Per unit of scale:
+TOLERANCE = {
+    "table": 2 * U,  # one cos or sin, and one product
+    "rotation": 4 * U,  # two products and a sum; XLA may fuse one of them
+    "attention": 32 * U,  # sums over 8 channels and 7 keys, exp, a division
+    "exact": 0.0,  # integers, lookups, permutations, powers of two
+}
+
+# ---------------------------------------------------------------- the two frameworks
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a row needs to know about a framework."""
+
+    name: str
+    package: ModuleType
+
+    @property
+    def is_torch(self) -> bool:
+        return self.name == "torch"
+
+    def dtype(self, name: str) -> Any:
+        return getattr(torch if self.is_torch else jnp, name)
+
+    def array(self, values: Any, dtype: str) -> Any:
+        if self.is_torch:
+            return torch.tensor(values).to(self.dtype(dtype))
+        return jnp.asarray(values, dtype)
+
+    def function(self, dotted: str) -> Callable:
+        found: Any = self.package
+        for name in dotted.split("."):
+            found = getattr(found, name)
+        return found
+
+    def seeded(self, function: str) -> dict[str, Any]:
+        if function != "init_position_table":
+            return {}
+        generator = {"generator": torch.Generator().manual_seed(0)}
+        return generator if self.is_torch else {"key": jax.random.key(0)}
+
+
+TORCH = Framework("torch", posenc_torch)
+JAX = Framework("jax", posenc_jax)
+FRAMEWORKS = (TORCH, JAX)
+
+
+@dataclass(frozen=True)
+class Make:
+    """A value that each framework makes for itself."""
+
+    make: Callable[[Framework], Any]
+    label: str
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+def drawn(shape: Sequence[int]) -> np.ndarray:
+    return np.random.default_rng(len(shape)).normal(size=shape)
+
+
+def floats(*shape: int, dtype: str = "float32") -> Make:
+    return Make(lambda fw: fw.array(drawn(shape), dtype), f"{dtype}{list(shape)}")
+
+
+def heads(*shape: int, dtype: str = "float32") -> Make:
+    """[..., seq, heads, head_dim] in JAX, [..., heads, seq, head_dim] in torch."""
+
+    def make(fw: Framework) -> Any:
+        values = drawn(shape)
+        return fw.array(values.swapaxes(-2, -3) if fw.is_torch else values, dtype)
+
+    return Make(make, f"{dtype}{list(shape)}")
+
+
+def weight(*shape: int, dtype: str = "float32") -> Make:
+    """[..., rows] in JAX, [rows, ...] in torch."""
+
+    def make(fw: Framework) -> Any:
+        values = drawn(shape)
+        return fw.array(np.moveaxis(values, -1, 0) if fw.is_torch else values, dtype)
+
+    return Make(make, f"{dtype}{list(shape)}")
+
+
+def ints(values: Any, dtype: str = "int32") -> Make:
+    return Make(lambda fw: fw.array(np.asarray(values), dtype), f"{dtype}({values})")
+
+
+def scalar(value: float) -> Make:
+    return Make(lambda fw: fw.array(value, "float32"), f"float32({value})")
+
+
+def bools(*shape: int) -> Make:
+    values = np.random.default_rng(0).random(shape) < 0.7
+    return Make(lambda fw: fw.array(values, "bool"), f"bool{list(shape)}")
+
+
+def dtype(name: str) -> Make:
+    return Make(lambda fw: fw.dtype(name), name)
+
+
+def module(slopes: Make, kind: str = "symmetric") -> Make:
+    """What `scaled_dot_product_attention_with_alibi` takes from a module."""
+    return Make(lambda fw: SimpleNamespace(slopes=slopes.make(fw), kind=kind), "alibi")
+
+
+ATTENTION = {
+    "query": heads(2, 5, 6, 8),
+    "key": heads(2, 7, 3, 8),
+    "value": heads(2, 7, 3, 4),
+    "mask": bools(2, 1, 5, 7),
+    "is_causal": True,
+    "scale": 0.5,
+    "query_positions": ints(range(2, 7)),
+    "key_positions": 7,
+}
+# Valid calls, with every argument whose check could come too late.
+CALLS: dict[str, dict[str, Any]] = {
+    "RopeConfig": {"head_dim": 8},
+    "RopeConfig.inv_freq": {},
+    "add_position_encoding": {"x": floats(2, 5, 8), "encoding": floats(5, 8)},
+    "alibi_bias": {"query_positions": 5, "key_positions": 7, "slopes": floats(3)},
+    "alibi_slopes": {"num_heads": 6},
+    "apply_rope": {"x": heads(2, 5, 3, 8), "cos": floats(5, 4), "sin": floats(5, 4)},
+    "apply_rotary_pos_emb": {
+        "q": heads(2, 5, 6, 8),
+        "k": heads(2, 5, 3, 8),
+        "cos": floats(5, 4),
+        "sin": floats(5, 4),
+    },
+    "dot_product_attention": ATTENTION
+    | {
+        "bias": floats(6, 5, 7),
+        "alibi_slopes": floats(6),
+        "query_segment_ids": ints([0, 0, 0, 1, 1]),
+        "key_segment_ids": ints([0, 0, 0, 0, 0, 1, 1]),
+        "sliding_window": 4,
+        "logit_softcap": 30.0,
+    },
+    "init_position_table": {"max_len": 5, "dim": 8},
+    "last_positions": {"query_len": 2, "key_len": 5},
+    "learned_position_encoding": {"table": floats(7, 8), "positions": 5},
+    "permute_rope_weights": {"weight": weight(5, 24), "num_heads": 3, "to": "half"},
+    "position_range": {"length": 5},
+    "rope_cos_sin": {"positions": 5, "inv_freq": floats(4)},
+    "rotate_half": {"x": floats(5, 8)},
+    "scaled_dot_product_attention_with_alibi": ATTENTION | {"alibi": module(floats(6))},
+    "sinusoidal_position_encoding": {"positions": 5, "dim": 8},
+}
+# (function, argument): why no row of ours is needed.
+CHECKED_BY_FRAMEWORK = {
+    ("init_position_table", "key"): "jax.random names a bad key",
+    ("init_position_table", "generator"): "torch.randn names a bad generator",
+}
+
+
+def prepared(fw: Framework, function: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, made in a framework."""
+    given = CALLS[function] | changes
+    made = {k: v.make(fw) if isinstance(v, Make) else v for k, v in given.items()}
+    return fw.seeded(function) | made
+
+
+def apart(function: str, changes: dict[str, Any]) -> tuple[Callable, dict[str, Any]]:
+    """A JAX call as a function of its arrays alone, to be traced, and the arrays."""
+    given, call = prepared(JAX, function, changes), bound(JAX, function)
+    arrays = {k: v for k, v in given.items() if isinstance(v, jax.Array)}
+    static = {k: v for k, v in given.items() if k not in arrays}
+    return lambda traced: call(**traced, **static), arrays
+
+
+def bound(fw: Framework, function: str) -> Callable:
+    if function == "RopeConfig.inv_freq":
+        return fw.package.RopeConfig(8).inv_freq
+    return fw.function(function)
+
+
+# ----------------------------------------------------------------------- bad input
+
+
+@dataclass(frozen=True)
+class Row:
+    function: str
+    case: str
+    error: type[Exception]
+    sentence: str
+    changes: dict[str, Any] = field(hash=False)
+    looks_at_values: bool = False  # so jit cannot see it
+
+    @property
+    def id(self) -> str:
+        return f"{self.function}-{'+'.join(self.changes)}-{self.case}"
+
+
+def bad(
+    function: str, case: str, error: type[Exception], sentence: str, **changes: Any
+) -> Row:
+    return Row(function, case, error, sentence, changes)
+
+
+SDPA, ALIBI_SDPA = "dot_product_attention", "scaled_dot_product_attention_with_alibi"
+ROTARY = "apply_rotary_pos_emb"
+
+NOT_AN_ARRAY = {
+    "list": [1.0, 2.0],
+    "float": 1.0,
+    "bool": True,
+    "NoneType": None,
+    "float32": np.float32(1),
+    "str": "1",
+}
+FLOATING = "a floating-point array"
+TABLE = "a float32 or float64 array"
+POSITIONS = "an int or an array of signed integers"
+INTEGERS = "an array of signed integers"
+BOOLEAN = "a boolean array"
+NUMBER = "a number"
+INT = "an int"
+FLAG = "a Python bool"
+
+# What is refused, by what is asked for: {what came: value}.
+REFUSED: dict[str, dict[str, Any]] = {
+    FLOATING: NOT_AN_ARRAY | {"int32": ints([[[1, 2]]]), "bool": bools(2, 5, 3, 8)},
+    TABLE: NOT_AN_ARRAY
+    | {
+        "int32": ints([1, 2]),
+        "bfloat16": floats(4, dtype="bfloat16"),
+        "float16": floats(4, dtype="float16"),
+    },
+    POSITIONS: {
+        "list": [0, 1],
+        "float": 5.0,
+        "bool": True,
+        "NoneType": None,
+        "int32": np.int32(5),
+        "str": "5",
+        "float32": floats(5),
+        "bfloat16": floats(5, dtype="bfloat16"),
+        "float16": floats(5, dtype="float16"),
+    },
+    INTEGERS: {
+        "uint8": ints([0, 1, 2, 3, 4], "uint8"),
+        "uint32": ints([0, 1, 2, 3, 4], "uint32"),
+        "bool": bools(5),
+        "complex64": ints([0, 1, 2, 3, 4], "complex64"),
+    },
+    BOOLEAN: NOT_AN_ARRAY | {"float32": floats(5, 7), "int32": ints([[1]])},
+    NUMBER: {
+        "list": [1.0],
+        "bool": True,
+        "NoneType": None,
+        "str": "1",
+        "complex": 1 + 0j,
+        "complex64": np.complex64(1),
+        "float32": floats(2),
+        "int32": ints(1),
+    },
+    INT: {
+        "list": [1],
+        "float": 2.0,
+        "bool": True,
+        "NoneType": None,
+        "str": "2",
+        "int64": np.int64(2),
+        "int32": ints(2),
+    },
+    FLAG: {"str": "no", "NoneType": None, "int": 1, "list": [True], "bool": bools(2)},
+}
+NOT_POSITIVE = {"zero": 0.0, "negative": -1.0, "nan": np.nan, "inf": np.inf}
+
+ASKED: list[tuple[str, str, str]] = [
+    *((FLOATING, "apply_rope", name) for name in ("x", "cos", "sin")),
+    *((FLOATING, ROTARY, name) for name in ("q", "k", "cos", "sin")),
+    *((FLOATING, "add_position_encoding", name) for name in ("x", "encoding")),
+    *((FLOATING, f, n) for f in (SDPA, ALIBI_SDPA) for n in ("query", "key", "value")),
+    (FLOATING, SDPA, "bias"),
+    (FLOATING, "rotate_half", "x"),
+    (FLOATING, "permute_rope_weights", "weight"),
+    (FLOATING, "learned_position_encoding", "table"),
+    (TABLE, "rope_cos_sin", "inv_freq"),
+    (TABLE, "alibi_bias", "slopes"),
+    (TABLE, SDPA, "alibi_slopes"),
+    (POSITIONS, "rope_cos_sin", "positions"),
+    (POSITIONS, "learned_position_encoding", "positions"),
+    (POSITIONS, "position_range", "offset"),
+    *((POSITIONS, "alibi_bias", f"{name}_positions") for name in ("query", "key")),
+    *((POSITIONS, SDPA, f"{name}_positions") for name in ("query", "key")),
+    *((POSITIONS, ALIBI_SDPA, f"{name}_positions") for name in ("query", "key")),
+    (INTEGERS, "rope_cos_sin", "positions"),
+    (INTEGERS, "sinusoidal_position_encoding", "positions"),
+    (INTEGERS, "learned_position_encoding", "positions"),
+    (INTEGERS, "position_range", "offset"),
+    *((INTEGERS, "alibi_bias", f"{name}_positions") for name in ("query", "key")),
+    *((INTEGERS, SDPA, f"{name}_positions") for name in ("query", "key")),
+    *((INTEGERS, SDPA, f"{name}_segment_ids") for name in ("query", "key")),
+    *((BOOLEAN, function, "mask") for function in (SDPA, ALIBI_SDPA)),
+    *((NUMBER, function, "scale") for function in (SDPA, ALIBI_SDPA)),
+    (NUMBER, SDPA, "logit_softcap"),
+    (NUMBER, "rope_cos_sin", "attention_factor"),
+    (NUMBER, "sinusoidal_position_encoding", "base"),
+    (NUMBER, "RopeConfig", "base"),
+    (NUMBER, "init_position_table", "stddev"),
+    (INT, "RopeConfig", "head_dim"),
+    (INT, "RopeConfig", "rotary_dim"),
+    (INT, "permute_rope_weights", "num_heads"),
+    (INT, "permute_rope_weights", "rotary_dim"),
+    (INT, "sinusoidal_position_encoding", "dim"),
+    (INT, "alibi_slopes", "num_heads"),
+    (INT, "init_position_table", "max_len"),
+    (INT, "init_position_table", "dim"),
+    (INT, "position_range", "length"),
+    (INT, "last_positions", "query_len"),
+    (INT, "last_positions", "key_len"),
+    (INT, SDPA, "sliding_window"),
+    *((FLAG, function, "is_causal") for function in (SDPA, ALIBI_SDPA)),
+    (FLAG, "apply_rope", "inverse"),
+]
+MAY_BE_NONE = {
+    (SDPA, "bias"),
+    (SDPA, "mask"),
+    (SDPA, "scale"),
+    (SDPA, "alibi_slopes"),
+    (SDPA, "key_positions"),
+    (SDPA, "sliding_window"),
+    (SDPA, "logit_softcap"),
+    (ALIBI_SDPA, "mask"),
+    (ALIBI_SDPA, "scale"),
+    (ALIBI_SDPA, "key_positions"),
+    ("RopeConfig", "rotary_dim"),
+    ("permute_rope_weights", "rotary_dim"),
+    # None alone is another error, with a row below.
+    (SDPA, "query_positions"),
+    (ALIBI_SDPA, "query_positions"),
+}
+CHOICES = [
+    ("RopeConfig", "layout", "'half', 'interleaved'"),
+    ("RopeConfig", "placement", "'leading', 'trailing'"),
+    ("apply_rope", "layout", "'half', 'interleaved'"),
+    ("apply_rope", "placement", "'leading', 'trailing'"),
+    (ROTARY, "layout", "'half', 'interleaved'"),
+    ("rotate_half", "layout", "'half', 'interleaved'"),
+    ("permute_rope_weights", "to", "'half', 'interleaved'"),
+    ("permute_rope_weights", "placement", "'leading', 'trailing'"),
+    (
+        "sinusoidal_position_encoding",
+        "layout",
+        "'interleaved', 'half', 'half_cos_first'",
+    ),
+    ("sinusoidal_position_encoding", "spacing", "'dim', 'endpoint'"),
+    ("learned_position_encoding", "out_of_range", "'error', 'nan', 'clip'"),
+    ("init_position_table", "init", "'normal', 'sinusoidal'"),
+    ("alibi_bias", "kind", "'symmetric', 'signed', 'key'"),
+    (SDPA, "alibi_kind", "'symmetric', 'signed', 'key'"),
+]
+NOT_A_CHOICE = {
+    "unknown": "halves",
+    "case": "Half",
+    "empty": "",
+    "none": None,
+    "number": 1,
+    "list": ["half"],
+    "array": np.array(["half", "leading"]),
+}
+DTYPES = [
+    "rope_cos_sin",
+    "sinusoidal_position_encoding",
+    "alibi_slopes",
+    "init_position_table",
+]
+NOT_A_TABLE_DTYPE = {
+    "bfloat16": dtype("bfloat16"),
+    "float16": dtype("float16"),
+    "int32": dtype("int32"),
+    "None": None,
+    "'nonsense'": "nonsense",
+}
+
+
+def wrong_types() -> Iterator[Row]:
+    for wanted, function, argument in ASKED:
+        for came, value in REFUSED[wanted].items():
+            if not (value is None and (function, argument) in MAY_BE_NONE):
+                sentence = f"`{argument}` must be {wanted}, got {came}."
+                case = f"{came}_array" if isinstance(value, Make) else came
+                yield bad(function, case, TypeError, sentence, **{argument: value})
+
+
+def wrong_numbers() -> Iterator[Row]:
+    for wanted, function, argument in ASKED:
+        for case, value in NOT_POSITIVE.items() if wanted == NUMBER else ():
+            sentence = f"`{argument}` must be positive and finite, got {value}."
+            yield bad(function, case, ValueError, sentence, **{argument: value})
+
+
+def wrong_static_numbers() -> Iterator[Row]:
+    """What a host constant is made of is a number, never an array, traced or not."""
+    for function in ("RopeConfig", "sinusoidal_position_encoding"):
+        sentence = "`base` must be a number, got float32."
+        yield bad(function, "scalar_array", TypeError, sentence, base=scalar(100.0))
+
+
+def wrong_choices() -> Iterator[Row]:
+    for function, argument, choices in CHOICES:
+        for case, value in NOT_A_CHOICE.items():
+            sentence = f"`{argument}` must be one of {choices}, got {value!r}."
+            yield bad(function, case, ValueError, sentence, **{argument: value})
+
+
+def wrong_dtypes() -> Iterator[Row]:
+    for function in DTYPES:
+        for came, value in NOT_A_TABLE_DTYPE.items():
+            sentence = f"`dtype` must be float32 or float64, got {came}."
+            yield bad(function, came, TypeError, sentence, dtype=value)
+
+
+def too_small(function: str, argument: str, least: int, *values: int) -> Iterator[Row]:
+    for value in values:
+        sentence = f"`{argument}` must be at least {least}, got {value}."
+        yield bad(function, str(value), ValueError, sentence, **{argument: value})
+
+
+def unfit(
+    function: str,
+    case: str,
+    name: str,
+    wanted: Sequence[int],
+    came: Sequence[int],
+    *,
+    loose: int = 0,
+    **changes: Any,
+) -> Row:
+    rule = f" (the first {loose} axes may be 1 or absent)" if loose else ""
+    sentence = f"`{name}` must have shape {tuple(wanted)}{rule}, got {tuple(came)}."
+    return bad(function, case, ValueError, sentence, **changes)
+
+
+def both(*shape: int) -> dict[str, Make]:
+    return {"cos": floats(*shape), "sin": floats(*shape)}
+
+
+SIZES = [
+    *too_small("RopeConfig", "head_dim", 1, 0, -2),
+    *too_small("RopeConfig", "rotary_dim", 2, 0, 1, -4),
+    *too_small("permute_rope_weights", "num_heads", 1, 0, -3),
+    *too_small("permute_rope_weights", "rotary_dim", 2, 0, 1),
+    *too_small("sinusoidal_position_encoding", "dim", 1, 0, -8),
+    *too_small("sinusoidal_position_encoding", "positions", 0, -1),
+    *too_small("alibi_slopes", "num_heads", 1, 0, -6),
+    *too_small("init_position_table", "max_len", 1, 0, -5),
+    *too_small("init_position_table", "dim", 1, 0, -8),
+    *too_small("position_range", "length", 0, -1),
+    *too_small("last_positions", "query_len", 0, -1),
+    *too_small("last_positions", "key_len", 2, 1, -1),
+    *too_small("rope_cos_sin", "positions", 0, -1),
+    *too_small("learned_position_encoding", "positions", 0, -1),
+    *too_small("alibi_bias", "query_positions", 0, -1),
+    *too_small("alibi_bias", "key_positions", 0, -1),
+    *too_small(SDPA, "query_positions", 0, -1),
+    *too_small(SDPA, "key_positions", 0, -1),
+    *too_small(SDPA, "sliding_window", 1, 0, -4),
+    bad(
+        "sinusoidal_position_encoding",
+        "endpoint",
+        ValueError,
+        "`dim` must be at least 2, got 1.",
+        dim=1,
+        spacing="endpoint",
+    ),
+]
+
+EVEN = "`rotary_dim` must be even and at most `head_dim`, got {} and {}."
+COLUMNS = (
+    "`cos` must have one column per rotated pair, 1 to 4 for a `head_dim` of 8, got {}."
+)
+ROWS_OF_WEIGHT = "`weight` must have num_heads * head_dim rows, got {} and {}."
+ROPE = [
+    bad("RopeConfig", "odd", ValueError, EVEN.format(7, 7), head_dim=7),
+    bad("RopeConfig", "odd", ValueError, EVEN.format(3, 8), rotary_dim=3),
+    bad("RopeConfig", "wide", ValueError, EVEN.format(10, 8), rotary_dim=10),
+    *(
+        bad(
+            "RopeConfig.inv_freq",
+            name,
+            TypeError,
+            f"`dtype` must be float32 or float64, got {name}.",
+            dtype=np.dtype(name),
+        )
+        for name in ("float16", "int32")
+    ),
+    *(
+        bad(
+            "rope_cos_sin",
+            f"shape_{shape}",
+            ValueError,
+            f"`inv_freq` must be [n], got shape {shape}.",
+            inv_freq=floats(*shape),
+        )
+        for shape in ((), (2, 4), (1, 4))
+    ),
+    bad(
+        "rope_cos_sin",
+        "unknown",
+        ValueError,
+        r"`angles` must be one of .*'float32'.*, got 'float16'\.",
+        angles="float16",
+    ),
+    *(
+        bad(f, f"columns_{n}", ValueError, COLUMNS.format(n), **both(5, n))
+        for f in ("apply_rope", ROTARY)
+        for n in (0, 5, 8)
+    ),
+    *(
+        unfit(f, case, "cos", (2, 5, 4), shape, loose=1, **both(*shape))
+        for f in ("apply_rope", ROTARY)
+        for case, shape in {
+            "seq_1": (1, 4),
+            "seq_6": (6, 4),
+            "batch_3": (3, 5, 4),
+            "batch_1_seq_1": (1, 1, 4),
+            "more_axes": (1, 2, 5, 4),
+        }.items()
+    ),
+    unfit(ROTARY, "seq_6", "cos", (2, 6, 4), (5, 4), loose=1, k=heads(2, 6, 3, 8)),
+    *(
+        unfit(f, case, "sin", (5, 4), shape, sin=floats(*shape))
+        for f in ("apply_rope", ROTARY)
+        for case, shape in {
+            "seq_1": (1, 4),
+            "columns_3": (5, 3),
+            "columns_1": (5, 1),
+            "more_axes": (1, 5, 4),
+        }.items()
+    ),
+    bad(
+        "apply_rope",
+        "1_axis",
+        ValueError,
+        "`cos` must be [..., seq, n], at least 2 axes, got shape (4,).",
+        **both(4),
+    ),
+    *(
+        bad(
+            function,
+            "2_axes",
+            ValueError,
+            f"`{name}` must be [..., seq, heads, head_dim], at least 3 axes, "
+            "got shape (5, 8).",
+            **{name: floats(5, 8)},
+        )
+        for function, name in (("apply_rope", "x"), (ROTARY, "q"), (ROTARY, "k"))
+    ),
+    bad(
+        "rotate_half",
+        "0_axes",
+        ValueError,
+        "`x` must be [..., width], at least 1 axes, got shape ().",
+        x=floats(),
+    ),
+    bad(
+        "rotate_half",
+        "odd",
+        ValueError,
+        "`x` must have an even last axis, got 7.",
+        x=floats(5, 7),
+    ),
+    bad(
+        "permute_rope_weights",
+        "0_axes",
+        ValueError,
+        "`weight` must be [..., num_heads * head_dim], at least 1 axes, got shape ().",
+        weight=floats(),
+    ),
+    *(
+        bad("permute_rope_weights", case, ValueError, sentence, **changes)
+        for case, sentence, changes in (
+            ("heads_5", ROWS_OF_WEIGHT.format(24, 5), {"num_heads": 5}),
+            ("rows_7", ROWS_OF_WEIGHT.format(7, 3), {"weight": weight(5, 7)}),
+            ("vector_7", ROWS_OF_WEIGHT.format(7, 3), {"weight": weight(7)}),
+            ("odd", EVEN.format(3, 8), {"rotary_dim": 3}),
+            ("wide", EVEN.format(10, 8), {"rotary_dim": 10}),
+            ("odd_head", EVEN.format(5, 5), {"weight": weight(2, 15)}),
+        )
+    ),
+]
+
+RANGE = "`positions` must be in 0..6, the rows of `table`, got {} to {}."
+TABLES = [
+    *(
+        unfit(
+            "add_position_encoding",
+            case,
+            "encoding",
+            (2, 5, 8),
+            shape,
+            loose=1,
+            encoding=floats(*shape),
+        )
+        for case, shape in {
+            "seq_1": (1, 8),
+            "dim_1": (5, 1),
+            "seq_6": (6, 8),
+            "1_axis": (8,),
+            "batch_3": (3, 5, 8),
+            "more_axes": (1, 2, 5, 8),
+        }.items()
+    ),
+    bad(
+        "add_position_encoding",
+        "1_axis",
+        ValueError,
+        "`x` must be [..., seq, dim], at least 2 axes, got shape (8,).",
+        x=floats(8),
+    ),
+    *(
+        bad(
+            "learned_position_encoding",
+            f"{len(shape)}_axes_{shape[0]}_rows",
+            ValueError,
+            f"`table` must be [max_len, dim] with at least one row, got shape {shape}.",
+            table=floats(*shape),
+        )
+        for shape in ((7,), (1, 7, 8), (0, 8))
+    ),
+    *(
+        Row(
+            "learned_position_encoding",
+            case,
+            ValueError,
+            RANGE.format(low, high),
+            {"positions": ints(values)},
+            looks_at_values=True,
+        )
+        for case, values, low, high in (
+            ("above", [[0, 7]], 0, 7),
+            ("below", [-1, 3], -1, 3),
+            ("both_ends", [9, 0, -9], -9, 9),
+            ("scalar", 7, 7, 7),
+        )
+    ),
+    Row(
+        "learned_position_encoding",
+        "int_above",
+        ValueError,
+        RANGE.format(0, 7),
+        {"positions": 8},
+    ),
+    *(
+        bad(
+            "sinusoidal_position_encoding",
+            name,
+            TypeError,
+            f"`positions` must be a float32 or float64 array, got {name}.",
+            positions=floats(5, dtype=name),
+        )
+        for name in ("bfloat16", "float16")
+    ),
+    *(
+        bad(
+            "sinusoidal_position_encoding",
+            came,
+            TypeError,
+            f"`positions` must be {POSITIONS}, got {came}.",
+            positions=REFUSED[POSITIONS][came],
+        )
+        for came in ("list", "float", "bool", "NoneType", "int32", "str")
+    ),
+]
+
+BATCHES = (
+    "`query_positions` and `key_positions` must have the same batch axes, "
+    "got (2,) and (3,)."
+)
+LOOSE4 = {"wanted": (2, 6, 5, 7), "loose": 4}
+QKV = {
+    "query": "[..., q, heads, head_dim]",
+    "key": "[..., k, kv_heads, head_dim]",
+    "value": "[..., k, kv_heads, value_dim]",
+}
+DIVIDES = (
+    "`key` must have a number of heads that divides that of `query`, got {} and 6."
+)
+WHERE = (
+    "`query_positions` must be given with `key_positions`, and where there are not as "
+    "many queries as keys, got None for {} and {}."
+)
+TOGETHER = (
+    "`query_segment_ids` and `key_segment_ids` must be given together, got None for "
+    "`{}_segment_ids`."
+)
+ATTEND = [
+    *(
+        bad(
+            "alibi_bias",
+            "0_axes",
+            ValueError,
+            f"`{side}_positions` must be [..., {side[0]}], at least 1 axes, "
+            "got shape ().",
+            **{f"{side}_positions": ints(3)},
+        )
+        for side in ("query", "key")
+    ),
+    *(
+        bad(
+            "alibi_bias",
+            f"{len(shape)}_axes",
+            ValueError,
+            f"`slopes` must be [heads], got shape {shape}.",
+            slopes=floats(*shape),
+        )
+        for shape in ((), (1, 3))
+    ),
+    bad(
+        "alibi_bias",
+        "batches",
+        ValueError,
+        BATCHES,
+        query_positions=ints([[0, 1]] * 2),
+        key_positions=ints([[0, 1]] * 3),
+    ),
+    *(
+        bad(
+            function,
+            "2_axes",
+            ValueError,
+            f"`{name}` must be {axes}, at least 3 axes, got shape (5, 8).",
+            **{name: floats(5, 8)},
+        )
+        for function in (SDPA, ALIBI_SDPA)
+        for name, axes in QKV.items()
+    ),
+    *(
+        bad(
+            SDPA,
+            "dtype",
+            TypeError,
+            f"`{name}` must have the dtype of `query`, got bfloat16 and float32.",
+            **{name: heads(2, 7, 3, 8, dtype="bfloat16")},
+        )
+        for name in ("key", "value")
+    ),
+    *(
+        bad(
+            SDPA,
+            f"heads_{n}",
+            ValueError,
+            DIVIDES.format(n),
+            key=heads(2, 7, n, 8),
+            value=heads(2, 7, n, 4),
+        )
+        for n in (0, 4, 12)
+    ),
+    *(
+        unfit(SDPA, case, "key", (2, 7, 3, 8), shape, key=heads(*shape))
+        for case, shape in {
+            "head_dim": (2, 7, 3, 6),
+            "batch_1": (1, 7, 3, 8),
+            "no_batch": (7, 3, 8),
+        }.items()
+    ),
+    *(
+        unfit(SDPA, case, "value", (2, 7, 3, shape[-1]), shape, value=heads(*shape))
+        for case, shape in {
+            "seq": (2, 6, 3, 4),
+            "heads": (2, 7, 6, 4),
+            "batch": (3, 7, 3, 4),
+            "no_batch": (7, 3, 4),
+        }.items()
+    ),
+    bad(
+        SDPA,
+        "empty",
+        ValueError,
+        "`query` must have a `head_dim` of at least 1, got 0.",
+        query=heads(2, 5, 6, 0),
+        key=heads(2, 7, 3, 0),
+        scale=None,
+    ),
+    *(
+        unfit(SDPA, case, name, came=shape, **LOOSE4, **{name: make(*shape)})
+        for name, make in (("bias", floats), ("mask", bools))
+        for case, shape in {
+            "keys": (5, 6),
+            "queries": (4, 7),
+            "heads": (3, 5, 7),
+            "batch": (3, 1, 5, 7),
+            "more_axes": (1, 2, 6, 5, 7),
+        }.items()
+    ),
+    *(
+        unfit(SDPA, case, "alibi_slopes", (6,), shape, alibi_slopes=floats(*shape))
+        for case, shape in {
+            "short": (5,),
+            "key_heads": (3,),
+            "one": (1,),
+            "0_axes": (),
+            "2_axes": (1, 6),
+        }.items()
+    ),
+    unfit(ALIBI_SDPA, "short", "alibi_slopes", (6,), (5,), alibi=module(floats(5))),
+    bad(
+        ALIBI_SDPA,
+        "kind",
+        ValueError,
+        "`alibi_kind` must be one of 'symmetric', 'signed', 'key', got 'causal'.",
+        alibi=module(floats(6), "causal"),
+    ),
+    *(
+        bad(
+            ALIBI_SDPA,
+            type(value).__name__,
+            TypeError,
+            f"`alibi` must have `slopes` and `kind`, got {type(value).__name__}.",
+            alibi=value,
+        )
+        for value in (None, [0.5], 8)
+    ),
+    bad(
+        ALIBI_SDPA,
+        "more_queries",
+        ValueError,
+        "`key_len` must be at least 5, got 3.",
+        key=heads(2, 3, 3, 8),
+        value=heads(2, 3, 3, 4),
+        query_positions=None,
+        key_positions=None,
+    ),
+    bad(ALIBI_SDPA, "none", ValueError, WHERE.format(5, 7), query_positions=None),
+    *(
+        unfit(
+            SDPA,
+            case,
+            f"{side}_{kind}",
+            (2, n),
+            np.shape(values),
+            loose=1,
+            **{f"{side}_{kind}": ints(values)},
+        )
+        for kind in ("positions", "segment_ids")
+        for side, n in (("query", 5), ("key", 7))
+        for case, values in {
+            "one": [3],
+            "scalar": 3,
+            "short": [0, 1, 2],
+            "batch_3": np.zeros((3, n), int),
+            "more_axes": np.zeros((1, 2, n), int),
+        }.items()
+    ),
+    *(
+        unfit(SDPA, "int", f"{side}_positions", (2, n), (4,), loose=1, **changes)
+        for side, n, changes in (
+            ("query", 5, {"query_positions": 4}),
+            ("key", 7, {"key_positions": 4}),
+        )
+    ),
+    bad(SDPA, "none", ValueError, WHERE.format(5, 7), query_positions=None),
+    bad(
+        SDPA,
+        "none_without_keys",
+        ValueError,
+        WHERE.format(5, 7),
+        query_positions=None,
+        key_positions=None,
+    ),
+    bad(
+        SDPA,
+        "needed_by_nothing",
+        ValueError,
+        WHERE.format(5, 7),
+        query_positions=None,
+        is_causal=False,
+        alibi_slopes=None,
+        sliding_window=None,
+    ),
+    *(
+        bad(SDPA, f"none_for_{side}", ValueError, TOGETHER.format(side), **changes)
+        for side, changes in (
+            ("query", {"query_segment_ids": None}),
+            ("key", {"key_segment_ids": None}),
+        )
+    ),
+    *(
+        bad(
+            SDPA,
+            came,
+            TypeError,
+            f"`{side}_segment_ids` must be {INTEGERS}, got {came}.",
+            **{f"{side}_segment_ids": value},
+        )
+        for side in ("query", "key")
+        for came, value in {
+            "int": 5,
+            "list": [0, 1],
+            "float32": floats(5),
+            "bfloat16": floats(5, dtype="bfloat16"),
+        }.items()
+    ),
+    *(
+        bad(
+            SDPA,
+            case,
+            ValueError,
+            r"`implementation` must be one of None, 'reference'.*, got "
+            + re.escape(f"{value!r}."),
+            implementation=value,
+        )
+        for case, value in NOT_A_CHOICE.items()
+        if value is not None
+    ),
+]
+
+ROWS = [
+    *wrong_types(),
+    *wrong_numbers(),
+    *wrong_static_numbers(),
+    *wrong_choices(),
+    *wrong_dtypes(),
+    *SIZES,
+    *ROPE,
+    *TABLES,
+    *ATTEND,
+]
+
+
+def raised(fw: Framework, row: Row) -> Exception | None:
+    call, given = bound(fw, row.function), prepared(fw, row.function, row.changes)
+    try:
+        call(**given)
+    except Exception as error:
+        return error
+    return None
+
+
+def alike(sentence: str) -> str:
+    """A sentence with the sizes of a shape, and the names of its axes, in one order."""
+
+    def in_order(found: re.Match[str]) -> str:
+        return found[1] + ", ".join(sorted(found[2].split(", "))) + found[3]
+
+    return re.sub(r"([\[(])([^\[\]()]*, [^\[\]()]*)([\])])", in_order, sentence)
+
+
+def matches(row: Row, error: Exception) -> bool:
+    """The whole sentence; a row with `.*` leaves room for choices yet to come."""
+    exact = ".*" not in row.sentence
+    pattern = re.escape(alike(row.sentence)) if exact else row.sentence
+    return re.fullmatch(pattern, alike(str(error))) is not None
+
+
+def test_rows_have_distinct_ids():
+    ids = [row.id for row in ROWS]
+    assert sorted(set(ids)) == sorted(ids)
+    assert len(ids) > 300
+
+
+@pytest.mark.parametrize("fw", FRAMEWORKS, ids=lambda fw: fw.name)
+@pytest.mark.parametrize("function", CALLS)
+def test_valid_call_raises_nothing(function, fw):
+    bound(fw, function)(**prepared(fw, function, {}))
+
+
+def test_valid_calls_cover_the_public_surface():
+    assert {name.split(".")[0] for name in CALLS} == set(posenc_jax.__all__)
+
+
+@pytest.mark.parametrize("fw", FRAMEWORKS, ids=lambda fw: fw.name)
+@pytest.mark.parametrize("function", CALLS)
+def test_rows_cover_every_argument(function, fw):
+    parameters = set(inspect.signature(bound(fw, function)).parameters)
+    covered = {a for row in ROWS if row.function == function for a in row.changes}
+    elsewhere = {a for f, a in CHECKED_BY_FRAMEWORK if f == function}
+    assert parameters - elsewhere <= covered
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_error_is_one_sentence_in_both(row):
+    torch_error, jax_error = (raised(fw, row) for fw in FRAMEWORKS)
+    assert type(torch_error) is row.error, repr(torch_error)
+    assert type(jax_error) is row.error, repr(jax_error)
+    assert matches(row, torch_error), torch_error
+    assert matches(row, jax_error), jax_error
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in ROWS if not r.looks_at_values], ids=lambda row: row.id
+)
+def test_error_is_the_same_under_jit(row):
+    traced, arrays = apart(row.function, row.changes)
+    with pytest.raises(row.error) as caught:
+        jax.eval_shape(traced, arrays)
+    assert matches(row, caught.value), caught.value
+
+
+# ------------------------------------------------------------- before any arithmetic
+
+# What a check may do: make positions of an int, convert, view, and look at the ends of
+# the positions of a learned table.
+LOOKING = {
+    "_local_scalar_dense",
+    "_to_copy",
+    "alias",
+    "arange",
+    "clone",
+    "detach",
+    "expand",
+    "lift_fresh",
+    "max",
+    "min",
+    "select",
+    "slice",
+    "transpose",
+    "unsqueeze",
+    "view",
+}
+
+
+class Watch(TorchDispatchMode):
+    """Records the name of every torch operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+WATCHED = ("abs", "cos", "einsum", "exp", "logical_and", "matmul", "sin", "tanh")
+
+
+def torch_arithmetic(call: Callable, given: dict[str, Any]) -> set[str]:
+    with Watch() as watch:
+        suppressed(call, given)
+    return watch.seen - LOOKING
+
+
+def jax_arithmetic(call: Callable, given: dict[str, Any]) -> set[str]:
+    """JAX has no watch of its own, so its functions are replaced by ones that tell."""
+    seen: set[str] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in WATCHED:
+            real = getattr(jnp, name)
+            patch.setattr(jnp, name, told(seen, name, real))
+        suppressed(call, given)
+    return seen
+
+
+def told(seen: set[str], name: str, real: Callable) -> Callable:
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        seen.add(name)
+        return real(*args, **kwargs)
+
+    return telling
+
+
+def suppressed(call: Callable, given: dict[str, Any]) -> None:
+    with contextlib.suppress(Exception):
+        call(**given)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_error_comes_before_arithmetic(row):
+    torch_given, jax_given = (
+        prepared(fw, row.function, row.changes) for fw in FRAMEWORKS
+    )
+    assert torch_arithmetic(bound(TORCH, row.function), torch_given) == set()
+    assert jax_arithmetic(bound(JAX, row.function), jax_given) == set()
+
+
+ARITHMETIC = {
+    "alibi_bias": "abs",
+    "dot_product_attention": "tanh",
+    "rope_cos_sin": "cos",
+}
+
+
+@pytest.mark.parametrize("function", ARITHMETIC)
+def test_watch_sees_arithmetic(function):
+    torch_given, jax_given = (prepared(fw, function, {}) for fw in FRAMEWORKS)
+    wanted = ARITHMETIC[function]
+    assert wanted in torch_arithmetic(bound(TORCH, function), torch_given)
+    assert wanted in jax_arithmetic(bound(JAX, function), jax_given)
+
+
+# -------------------------------------------------------------- completeness, by AST
+
+FOLDERS = {fw.name: Path(fw.package.__file__).parent for fw in FRAMEWORKS}
+SOURCES = {
+    f"{name}/{path.relative_to(folder).with_suffix('')}": path
+    for name, folder in FOLDERS.items()
+    for path in sorted(folder.rglob("*.py"))
+}
+# What is in one package alone, and the modules, have test files of their own.
+TWINS = [
+    f"{name}/{path.name}"
+    for name, folder in FOLDERS.items()
+    for path in sorted(file.with_suffix("") for file in folder.glob("*.py"))
+    if path.name != "_modules"
+    and {f"{other}/{path.name}" for other in FOLDERS} <= set(SOURCES)
+]
+
+
+def nodes(path: Path, kind: type[ast.AST]) -> list[Any]:
+    tree = ast.parse(path.read_text("utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_source_never_asserts(source):
+    assert nodes(SOURCES[source], ast.Assert) == []
+
+
+@pytest.mark.parametrize("source", TWINS)
+def test_source_raises_only_value_and_type_errors(source):
+    names = {ast.unparse(node.exc.func) for node in nodes(SOURCES[source], ast.Raise)}
+    assert names <= {"ValueError", "TypeError"}
+
+
+@pytest.mark.parametrize("source", TWINS)
+def test_source_catches_only_type_errors(source):
+    caught = nodes(SOURCES[source], ast.ExceptHandler)
+    assert {ast.unparse(n.type) if n.type else "" for n in caught} <= {"TypeError"}
+
+
+def places(fw: Framework, rows: Sequence[Row]) -> set[tuple[str, int]]:
+    errors = (raised(fw, row) for row in rows)
+    frames = [traceback.extract_tb(e.__traceback__)[-1] for e in errors if e]
+    return {(frame.filename, frame.lineno or 0) for frame in frames}
+
+
+@pytest.fixture(scope="module")
+def reached() -> set[tuple[str, int]]:
+    """Where each row of the tables, one-sided ones too, is raised."""
+    with jax.enable_x64(False):
+        return places(JAX, [*ROWS, *X64_OFF]) | places(TORCH, [*ROWS, *TORCH_ONLY])
+
+
+@pytest.mark.parametrize("source", TWINS)
+def test_rows_reach_every_raise(source, reached):
+    lines = {line for file, line in reached if file == str(SOURCES[source])}
+    missed = {
+        node.lineno: ast.unparse(node)
+        for node in nodes(SOURCES[source], ast.Raise)
+        if lines.isdisjoint(range(node.lineno, node.end_lineno + 1))
+    }
+    assert missed == {}
+
+
+# ------------------------------------------------------------------------ one-sided
+
+NEEDS_X64 = "`dtype` float64 needs `jax_enable_x64`, which is off."
+BIG = 2**31
+X64_OFF = [
+    *(
+        bad(function, "float64", ValueError, NEEDS_X64, dtype=dtype("float64"))
+        for function in ("rope_cos_sin", "sinusoidal_position_encoding")
+    ),
+    bad(
+        "init_position_table",
+        "float64",
+        ValueError,
+        NEEDS_X64,
+        dtype=dtype("float64"),
+    ),
+    *(
+        bad(
+            function,
+            case,
+            ValueError,
+            f"`{argument}` must fit int32 while `jax_enable_x64` is off, "
+            f"got {low} to {high}.",
+            **{argument: np.array([low, 0, high])},
+        )
+        for case, low, high in (("above", 0, BIG), ("below", -BIG - 1, 0))
+        for function, argument in (
+            ("rope_cos_sin", "positions"),
+            ("sinusoidal_position_encoding", "positions"),
+            ("learned_position_encoding", "positions"),
+            ("position_range", "offset"),
+            ("alibi_bias", "query_positions"),
+            ("alibi_bias", "key_positions"),
+            (SDPA, "query_segment_ids"),
+        )
+    ),
+    *(
+        bad(
+            "position_range",
+            case,
+            ValueError,
+            f"`offset` must fit int32 while `jax_enable_x64` is off, "
+            f"got {offset} to {offset + 4}.",
+            offset=offset,
+        )
+        for case, offset in (
+            ("int_above", BIG),
+            ("int_last_above", BIG - 4),
+            ("int_far", 2**40),
+            ("int_below", -BIG - 1),
+        )
+    ),
+]
+# JAX takes NumPy arrays as host constants; torch takes them only as tables.
+NUMPY = np.ones((2, 5, 3, 8), np.float32)
+TORCH_ONLY = [
+    bad(
+        "apply_rope",
+        "numpy",
+        TypeError,
+        f"`x` must be {FLOATING}, got ndarray.",
+        x=NUMPY,
+    ),
+    bad(
+        "rope_cos_sin",
+        "numpy",
+        TypeError,
+        f"`positions` must be {POSITIONS}, got ndarray.",
+        positions=np.arange(5),
+    ),
+    *(
+        bad(
+            "rope_cos_sin",
+            f"numpy_{name}",
+            TypeError,
+            f"`inv_freq` must be {TABLE}, got {name}.",
+            inv_freq=np.ones(4, name),
+        )
+        for name in ("float16", "int64")
+    ),
+    bad(
+        "rope_cos_sin",
+        "name_of_dtype",
+        TypeError,
+        "`dtype` must be float32 or float64, got 'float32'.",
+        dtype="float32",
+    ),
+]
+
+
+@pytest.mark.parametrize("row", X64_OFF, ids=lambda row: row.id)
+def test_jax_refuses_what_needs_x64(row):
+    with jax.enable_x64(False):
+        error = raised(JAX, row)
+    assert type(error) is row.error, repr(error)
+    assert str(error) == row.sentence
+
+
+@pytest.mark.parametrize("row", X64_OFF, ids=lambda row: row.id)
+def test_jax_allows_it_under_x64(row):
+    in_range = {"out_of_range": "clip"} if "learned" in row.function else {}
+    ids = {"key_segment_ids": np.arange(7)} if row.function == SDPA else {}
+    unfit_ids = {"query_segment_ids": np.arange(5) + BIG} if ids else {}
+    with jax.enable_x64(True):
+        changes = row.changes | in_range | ids | unfit_ids
+        traced, arrays = apart(row.function, changes)
+        jax.eval_shape(traced, arrays)
+
+
+@pytest.mark.parametrize("row", TORCH_ONLY, ids=lambda row: row.id)
+def test_torch_refuses_numpy_where_no_table_is_asked(row):
+    error = raised(TORCH, row)
+    assert type(error) is row.error, repr(error)
+    assert str(error) == row.sentence
+
+
+@pytest.mark.parametrize(
+    ("fw", "other"),
+    [(TORCH, JAX), (JAX, TORCH)],
+    ids=["torch_given_jax", "jax_given_torch"],
+)
+def test_array_of_the_other_framework_is_refused(fw, other):
+    given = prepared(fw, "apply_rope", {})
+    given["x"] = CALLS["apply_rope"]["x"].make(other)
+    came = type(given["x"]).__name__
+    with pytest.raises(TypeError, match=f"^`x` must be {FLOATING}, got {came}\\.$"):
+        fw.package.apply_rope(**given)
+
+
+# ------------------------------------------------------- looks bad and must not raise
+
+
+@dataclass(frozen=True)
+class Edge:
+    function: str
+    case: str
+    tolerance: str
+    changes: dict[str, Any] = field(hash=False)
+
+    @property
+    def id(self) -> str:
+        return f"{self.function}-{self.case}"
+
+
+def edge(function: str, case: str, tolerance: str, **changes: Any) -> Edge:
+    return Edge(function, case, tolerance, changes)
+
+
+PLAIN = {
+    name: None
+    for name in (
+        *("bias", "mask", "scale", "alibi_slopes", "query_positions", "key_positions"),
+        *("query_segment_ids", "key_segment_ids", "sliding_window", "logit_softcap"),
+    )
+} | {"is_causal": False}
+SINUSOIDAL, LEARNED = "sinusoidal_position_encoding", "learned_position_encoding"
+ONE_KEY = {"key": heads(2, 1, 3, 8), "value": heads(2, 1, 3, 4)}
+SAME_LENGTH = {"key": heads(2, 5, 3, 8), "value": heads(2, 5, 3, 4)}
+
+EDGES = [
+    edge("apply_rope", "empty_batch", "exact", x=heads(0, 5, 3, 8)),
+    edge("apply_rope", "seq_0", "exact", x=heads(2, 0, 3, 8), **both(0, 4)),
+    edge("apply_rope", "no_heads", "exact", x=heads(2, 5, 0, 8)),
+    edge("apply_rope", "no_batch", "rotation", x=heads(5, 3, 8)),
+    edge("apply_rope", "one_head", "rotation", x=heads(2, 5, 1, 8)),
+    edge("apply_rope", "head_dim_2", "rotation", x=heads(2, 5, 3, 2), **both(5, 1)),
+    edge("apply_rope", "odd_head_dim", "rotation", x=heads(2, 5, 3, 9)),
+    edge(
+        "apply_rope",
+        "one_pair_trailing",
+        "rotation",
+        placement="trailing",
+        **both(5, 1),
+    ),
+    edge("apply_rope", "batch_of_tables_1", "rotation", **both(1, 5, 4)),
+    edge(
+        "apply_rope",
+        "two_batches",
+        "rotation",
+        x=heads(2, 4, 5, 3, 8),
+        layout="interleaved",
+        **both(2, 1, 5, 4),
+    ),
+    edge("apply_rope", "bfloat16_x", "exact", x=heads(2, 5, 3, 8, dtype="bfloat16")),
+    edge(
+        "apply_rope",
+        "float16_tables",
+        "rotation",
+        cos=floats(5, 4, dtype="float16"),
+        sin=floats(5, 4, dtype="bfloat16"),
+    ),
+    edge(ROTARY, "one_key_head", "rotation", k=heads(2, 5, 1, 8)),
+    edge("rotate_half", "vector", "exact", x=floats(2)),
+    edge("rotate_half", "width_0", "exact", x=floats(3, 0)),
+    edge("rotate_half", "width_0_pairs", "exact", x=floats(3, 0), layout="interleaved"),
+    edge("rope_cos_sin", "seq_0", "exact", positions=0),
+    edge("rope_cos_sin", "no_pairs", "exact", inv_freq=floats(0)),
+    edge("rope_cos_sin", "scalar", "table", positions=ints(3)),
+    edge("rope_cos_sin", "one", "table", positions=ints([3]), inv_freq=floats(1)),
+    edge("rope_cos_sin", "three_axes", "table", positions=ints([[[1], [2]]])),
+    edge("rope_cos_sin", "int8", "table", positions=ints([-128, 127], "int8")),
+    edge("rope_cos_sin", "int16", "table", positions=ints([-9, 32767], "int16")),
+    edge("rope_cos_sin", "negative", "table", positions=ints([-5, -1, 0])),
+    edge("rope_cos_sin", "ends_of_int32", "table", positions=ints([-BIG, BIG - 1])),
+    edge("rope_cos_sin", "factor_int", "table", attention_factor=2),
+    edge("rope_cos_sin", "factor_numpy", "table", attention_factor=np.float32(1.25)),
+    edge("rope_cos_sin", "factor_half", "table", attention_factor=np.float16(1.25)),
+    edge("rope_cos_sin", "factor_array", "table", attention_factor=scalar(1.25)),
+    edge("RopeConfig.inv_freq", "float64", "exact", dtype=np.float64),
+    edge(SINUSOIDAL, "seq_0", "exact", positions=0),
+    edge(SINUSOIDAL, "dim_1", "table", dim=1),
+    edge(SINUSOIDAL, "dim_2_endpoint", "table", dim=2, spacing="endpoint"),
+    edge(SINUSOIDAL, "dim_3_endpoint", "table", dim=3, spacing="endpoint"),
+    edge(SINUSOIDAL, "dim_7_half", "table", dim=7, layout="half"),
+    edge(SINUSOIDAL, "scalar", "table", positions=ints(3)),
+    edge(SINUSOIDAL, "scalar_time", "table", positions=floats()),
+    edge(SINUSOIDAL, "negative_times", "table", positions=floats(2, 3)),
+    edge(SINUSOIDAL, "int8", "table", positions=ints([-128, 127], "int8")),
+    edge(SINUSOIDAL, "base_int", "table", base=100),
+    edge(SINUSOIDAL, "base_below_1", "table", base=0.5),
+    edge(
+        "add_position_encoding",
+        "seq_0",
+        "exact",
+        x=floats(2, 0, 8),
+        encoding=floats(0, 8),
+    ),
+    edge("add_position_encoding", "batch_1", "exact", encoding=floats(1, 5, 8)),
+    edge("add_position_encoding", "matrix", "exact", x=floats(5, 8)),
+    edge(
+        "add_position_encoding",
+        "bfloat16",
+        "exact",
+        x=floats(2, 5, 8, dtype="bfloat16"),
+    ),
+    edge(LEARNED, "seq_0", "exact", positions=0),
+    edge(LEARNED, "empty_array", "exact", positions=ints(np.zeros((2, 0), int))),
+    edge(LEARNED, "every_row", "exact", positions=7),
+    edge(LEARNED, "last_row", "exact", positions=ints(6)),
+    edge(LEARNED, "one_row", "exact", table=floats(1, 8), positions=1),
+    edge(LEARNED, "one_row_beyond", "exact", table=floats(1, 8), out_of_range="nan"),
+    edge(LEARNED, "dim_0", "exact", table=floats(7, 0)),
+    edge(LEARNED, "int8", "exact", positions=ints([[6], [0]], "int8")),
+    *(
+        edge(
+            LEARNED,
+            policy,
+            "exact",
+            out_of_range=policy,
+            positions=ints([-BIG, -8, -1, 0, 6, 7, BIG - 1]),
+        )
+        for policy in ("nan", "clip")
+    ),
+    edge(LEARNED, "bfloat16", "exact", table=floats(7, 8, dtype="bfloat16")),
+    edge("alibi_slopes", "one", "exact", num_heads=1),
+    edge("alibi_slopes", "many", "exact", num_heads=1000),
+    edge("alibi_bias", "no_queries", "exact", query_positions=0),
+    edge("alibi_bias", "no_keys", "exact", key_positions=0),
+    edge("alibi_bias", "no_heads", "exact", slopes=floats(0)),
+    edge("alibi_bias", "one_key_batched", "exact", query_positions=ints([[3], [5]])),
+    edge(
+        "alibi_bias",
+        "key_batched",
+        "exact",
+        query_positions=ints([[3], [5]]),
+        kind="key",
+    ),
+    edge("alibi_bias", "int8", "exact", query_positions=ints([-128, 127], "int8")),
+    edge("position_range", "none", "exact", length=0),
+    edge("position_range", "negative", "exact", offset=-3),
+    edge("position_range", "scalar", "exact", offset=ints(3)),
+    edge("position_range", "int8", "exact", offset=ints([[100], [127]], "int8")),
+    edge("position_range", "last_of_int32", "exact", offset=BIG - 5),
+    edge("last_positions", "none", "exact", query_len=0, key_len=0),
+    edge("last_positions", "all", "exact", query_len=5),
+    edge("permute_rope_weights", "vector", "exact", weight=weight(24)),
+    edge("permute_rope_weights", "three_axes", "exact", weight=weight(2, 5, 24)),
+    edge(
+        "permute_rope_weights", "one_pair", "exact", rotary_dim=2, placement="trailing"
+    ),
+    edge("permute_rope_weights", "no_inputs", "exact", weight=weight(0, 24)),
+    edge(SDPA, "plain", "attention", **PLAIN),
+    edge(
+        SDPA,
+        "empty_batch",
+        "exact",
+        **PLAIN
+        | {"query": heads(0, 5, 6, 8)}
+        | {"key": heads(0, 7, 3, 8), "value": heads(0, 7, 3, 4)},
+    ),
+    edge(SDPA, "no_queries", "exact", **PLAIN | {"query": heads(2, 0, 6, 8)}),
+    edge(SDPA, "no_heads", "exact", **PLAIN | {"query": heads(2, 5, 0, 8)}),
+    edge(SDPA, "no_value_dim", "exact", **PLAIN | {"value": heads(2, 7, 3, 0)}),
+    edge(SDPA, "one_key", "attention", **PLAIN | ONE_KEY),
+    edge(
+        SDPA,
+        "no_batch",
+        "attention",
+        **PLAIN
+        | {"query": heads(5, 6, 8)}
+        | {"key": heads(7, 3, 8), "value": heads(7, 3, 4)},
+    ),
+    edge(
+        SDPA, "same_lengths", "attention", **PLAIN | SAME_LENGTH | {"is_causal": True}
+    ),
+    edge(SDPA, "scalar_bias", "attention", **PLAIN | {"bias": floats()}),
+    edge(SDPA, "scalar_mask", "attention", **PLAIN | {"mask": bools()}),
+    edge(SDPA, "bias_of_keys", "attention", bias=floats(1, 1, 7)),
+    edge(SDPA, "window_1", "attention", sliding_window=1),
+    edge(SDPA, "window_huge", "attention", sliding_window=2**40),
+    edge(SDPA, "scale_int", "attention", scale=1),
+    edge(SDPA, "scale_numpy", "attention", scale=np.float32(0.5)),
+    edge(SDPA, "scale_array", "attention", scale=scalar(0.5)),
+    edge(SDPA, "softcap_array", "attention", logit_softcap=scalar(30.0)),
+    edge(
+        SDPA, "int8_positions", "attention", query_positions=ints(range(2, 7), "int8")
+    ),
+    edge(SDPA, "negative_positions", "attention", query_positions=ints(range(-5, 0))),
+    edge(SDPA, "batch_1_positions", "attention", query_positions=ints([range(2, 7)])),
+    edge(SDPA, "int8_segments", "attention", query_segment_ids=ints([0] * 5, "int8")),
+    edge(
+        ALIBI_SDPA,
+        "last_queries",
+        "attention",
+        query_positions=None,
+        key_positions=None,
+    ),
+]
+ZEROS = [
+    edge(SDPA, "no_keys", "exact", **PLAIN | {"key": heads(2, 0, 3, 8)}
+         | {"value": heads(2, 0, 3, 4)}),
+    edge(SDPA, "mask_all_false", "exact",
+         mask=Make(lambda fw: fw.array(np.zeros((5, 7), bool), "bool"), "False")),
+    edge(SDPA, "bias_all_minus_inf", "exact",
+         bias=Make(lambda fw: fw.array(np.full((5, 7), -np.inf), "float32"), "-inf")),
+    edge(SDPA, "keys_after_queries", "exact", key_positions=ints(range(10, 17))),
+    edge(SDPA, "other_segments", "exact", key_segment_ids=ints([9] * 7)),
+]  # fmt: skip
+
+HEADS_OUT = {"apply_rope", ROTARY, SDPA, ALIBI_SDPA}
+
+
+def outputs(fw: Framework, row: Edge) -> list[np.ndarray]:
+    """Results as NumPy arrays in JAX's order of axes; half precision as float32."""
+    if fw is JAX and row.function == SDPA:  # to compile one program, not one per step
+        traced, arrays = apart(row.function, row.changes)
+        found = jax.jit(traced)(arrays)
+    else:
+        found = bound(fw, row.function)(**prepared(fw, row.function, row.changes))
+    found = found if isinstance(found, tuple) else (found,)
+    return [as_numpy(fw, row.function, array) for array in found]
+
+
+def as_numpy(fw: Framework, function: str, array: Any) -> np.ndarray:
+    if isinstance(array, torch.Tensor):
+        array = array.float() if array.dtype == torch.bfloat16 else array
+    elif isinstance(array, jax.Array):
+        array = array.astype("float32") if array.dtype == jnp.bfloat16 else array
+    array = np.asarray(array)
+    if fw.is_torch and function in HEADS_OUT:
+        return array.swapaxes(-2, -3)
+    if fw.is_torch and function == "permute_rope_weights":
+        return np.moveaxis(array, 0, -1)
+    return array
+
+
+def same_kind(one: np.ndarray, other: np.ndarray) -> bool:
+    """Integers are int64 in torch and int32 in JAX, as each framework counts."""
+    integers = one.dtype.kind == other.dtype.kind == "i"
+    return one.shape == other.shape and (integers or one.dtype == other.dtype)
+
+
+@pytest.mark.parametrize("row", [*EDGES, *ZEROS], ids=lambda row: row.id)
+def test_edge_case_is_equal_in_both(row):
+    torch_side, jax_side = (outputs(fw, row) for fw in FRAMEWORKS)
+    assert all(map(same_kind, torch_side, jax_side))
+    scale = max((np.nanmax(np.abs(a), initial=1.0) for a in torch_side), default=1.0)
+    np.testing.assert_allclose(
+        np.concatenate([a.ravel() for a in jax_side]),
+        np.concatenate([a.ravel() for a in torch_side]),
+        rtol=0,
+        atol=TOLERANCE[row.tolerance] * float(scale),
+    )
+
+
+@pytest.mark.parametrize("fw", FRAMEWORKS, ids=lambda fw: fw.name)
+@pytest.mark.parametrize("row", ZEROS, ids=lambda row: row.id)
+def test_attending_to_nothing_gives_zeros(row, fw):
+    (out,) = outputs(fw, row)
+    assert out.shape == (2, 5, 6, 4)
+    np.testing.assert_array_equal(out, 0.0)
+
+
+TAKE_ARRAYS = [
+    function
+    for function, given in CALLS.items()
+    if any(isinstance(value, Make) for value in given.values())
+]
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """The same values, every other element of a larger tensor with its axes reversed."""
+    twice = x.repeat_interleave(2, -1)
+    axes = tuple(range(x.ndim))[::-1]
+    return twice.permute(axes).contiguous().permute(axes)[..., ::2]
+
+
+@pytest.mark.parametrize("function", TAKE_ARRAYS)
+def test_torch_strides_do_not_matter(function):
+    given = prepared(TORCH, function, {})
+    tensors = {k: v for k, v in given.items() if isinstance(v, torch.Tensor)}
+    moved = {k: strided(v) if v.ndim else v for k, v in tensors.items()}
+    call = bound(TORCH, function)
+    expected, found = call(**given), call(**given | moved)
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE["attention"])
+
+
+@pytest.mark.parametrize("function", TAKE_ARRAYS)
+def test_jax_numpy_inputs_do_not_matter(function):
+    given = prepared(JAX, function, {})
+    host = {k: np.asarray(v) for k, v in given.items() if isinstance(v, jax.Array)}
+    call = bound(JAX, function)
+    expected, found = call(**given), call(**given | host)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
+HOST_TABLES = {
+    "plain": np.array([1.0, 0.1, 0.01, 0.001], np.float32),
+    "read_only": np.asarray(jnp.asarray([1.0, 0.1, 0.01, 0.001], "float32")),
+    "reversed": np.array([0.001, 0.01, 0.1, 1.0], np.float32)[::-1],
+    "strided": np.array([1.0, 9.0, 0.1, 9.0, 0.01, 9.0, 0.001], np.float32)[::2],
+}
+
+
+@pytest.mark.parametrize("table", HOST_TABLES)
+@pytest.mark.parametrize("fw", FRAMEWORKS, ids=lambda fw: fw.name)
+def test_host_table_may_be_laid_out_anyhow(fw, table):
+    cos, _ = fw.package.rope_cos_sin(5, HOST_TABLES[table])
+    expected, _ = fw.package.rope_cos_sin(5, HOST_TABLES["plain"])
+    np.testing.assert_array_equal(np.asarray(cos), np.asarray(expected))
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_init_position_table_keeps_its_dtype_for_a_numpy_stddev(name):
+    call = functools.partial(
+        posenc_jax.init_position_table,
+        max_len=5,
+        dim=8,
+        stddev=np.float64(0.02),
+        dtype=name,
+    )
+    with jax.enable_x64(True):
+        assert jax.eval_shape(call, jax.random.key(0)).dtype == name
