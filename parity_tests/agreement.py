@@ -13,7 +13,7 @@ import torch
 import posenc_jax
 import posenc_torch
 
-from .instrument import DTYPES, PROFILES, Row, run
+from .instrument import DTYPES, Row, run
 from .schemes import pairs
 
 __all__ = ["main"]
@@ -44,7 +44,7 @@ def _rows(scheme: str, dtype: str):
     """Every tensor of every pair of the scheme, and whether it comes from a whole path with attention."""
     for name, pair in pairs(posenc_jax, posenc_torch).items():
         if name.removeprefix("path.").startswith(scheme):
-            for profile in PROFILES:
+            for profile in pair.profiles:
                 for seed in SEEDS:
                     report = run(
                         pair, dtype=dtype, profile=profile, seed=seed, jit=True

@@ -28,7 +28,7 @@ __all__ = ["MUTANTS", "Kill", "Mutant", "kill"]
 
 # In this order: is it another function, is it a worse one in float32, is it one in low precision?
 DTYPES = ("float64", "float32", "bfloat16")
-PROFILES = ("sparse", "packed")
+PROFILES = ("sparse", "packed", "dense")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def kill(mutant: Mutant) -> Kill | None:
         else:
             pair = pairs(posenc_jax, package)[mutant.pair]
         for dtype in DTYPES:
-            for profile in PROFILES:
+            for profile in (p for p in PROFILES if p in pair.profiles):
                 try:
                     report = run(pair, dtype=dtype, profile=profile, seed=0, jit=False)
                 except (TypeError, ValueError, RuntimeError) as error:
@@ -154,7 +154,11 @@ _TABLE = [
     ("key heads interleaved over query heads", "posenc_torch/attention.py", "grouped = query.unflatten(-3, (key.shape[-3], -1))", "grouped = query.unflatten(-3, (-1, key.shape[-3])).transpose(-4, -3)", "attention.plain"),
     ("causal without the diagonal", "posenc_jax/attention.py", "conditions.append(key <= query)", "conditions.append(key < query)", "attention.causal"),
     ("causal by index", "posenc_torch/attention.py", "conditions.append(key <= query)", "conditions.append(torch.ones(query.shape[-2], key.shape[-1]).tril().bool())", "attention.causal"),
-    ("window one too wide", "posenc_jax/attention.py", "(query - key) < sliding_window", "(query - key) <= sliding_window", "attention.window"),
+    ("window one too wide", "posenc_jax/attention.py", "(query - key) <= reach", "(query - key) <= reach + 1", "attention.window"),
+    ("window without its future side", "posenc_torch/attention.py", "(query - key).abs() <= reach", "(query - key <= reach) & (query >= key)", "attention.window"),
+    ("scale ignored", "posenc_jax/attention.py", "if scale is None else scale", "if True else scale", "attention.scale"),
+    ("keys stand where queries stand", "posenc_torch/attention.py", "        query, key = positions\n", "        query, key = positions[0], positions[0]\n", "attention.alibi_symmetric"),
+    ("segment ids exchanged", "posenc_jax/attention.py", "return query_ids, key_ids", "return key_ids, query_ids", "attention.segments"),
     ("mask dropped", "posenc_jax/attention.py", "conditions.append(mask)", "pass", "attention.mask"),
     ("mask inverted", "posenc_torch/attention.py", "conditions.append(mask)", "conditions.append(~mask)", "attention.mask"),
     ("dead rows average the values", "posenc_jax/attention.py", "jnp.where(allowed, logits, -math.inf)", "jnp.where(allowed, logits, -1e30)", "attention.mask"),

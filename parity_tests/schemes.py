@@ -15,7 +15,7 @@ import torch
 
 from .instrument import Pair, oracles
 from .instrument.bounded import Bounded
-from .instrument.inputs import positions
+from .instrument.inputs import PROFILES, positions
 
 __all__ = ["pairs"]
 
@@ -105,8 +105,8 @@ def _learned(pj: Any, pt: Any, out_of_range: str) -> Pair:
 
         return look_up
 
-    def oracle(table: Bounded, positions: np.ndarray) -> Any:
-        out, vjp = oracles.look_up(table, positions, out_of_range)
+    def oracle(table: Bounded, positions: np.ndarray, coarse: float) -> Any:
+        out, vjp = oracles.look_up(table, positions, out_of_range, coarse)
         return {"out": out}, lambda g: {"table": vjp(g["out"])}
 
     return Pair(
@@ -116,7 +116,7 @@ def _learned(pj: Any, pt: Any, out_of_range: str) -> Pair:
         oracle,
         draw,
         wrt=("table",),
-        in_input_dtype=True,
+        casts=True,
     )
 
 
@@ -268,87 +268,80 @@ def _alibi(pj: Any, pt: Any, kind: str) -> Pair:
 
 # Attention -------------------------------------------------------------------------------------------------------
 
+# Which of the tokens ask. Fewer than there are keys, and not the last: queries and keys can never be exchanged.
+QUERIES = [1, 4, 7, 10, 12]
+
 # Options of dot_product_attention, and which optional inputs go with them.
 ATTENTION: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "plain": ({}, ()),
     "causal": ({"is_causal": True}, ()),
-    "window": ({"is_causal": True, "sliding_window": 3}, ()),
+    "window": ({"sliding_window": 3}, ()),
+    "causal_window": ({"is_causal": True, "sliding_window": 3}, ()),
+    "scale": ({"scale": 0.3}, ()),
     "softcap": ({"logit_softcap": 1.5}, ("bias",)),
     "mask": ({}, ("mask",)),
-    "segments": ({"is_causal": True}, ("segment_ids",)),
-    "alibi_symmetric": ({"alibi_kind": "symmetric"}, ("slopes",)),
-    "alibi_signed": ({"alibi_kind": "signed", "is_causal": True}, ("slopes",)),
-    "alibi_key": ({"alibi_kind": "key", "is_causal": True}, ("slopes", "bias")),
+    "segments": ({"is_causal": True}, ("query_segment_ids", "key_segment_ids")),
+    "alibi_symmetric": ({"alibi_kind": "symmetric"}, ("alibi_slopes",)),
+    "alibi_signed": ({"alibi_kind": "signed", "is_causal": True}, ("alibi_slopes",)),
+    "alibi_key": ({"alibi_kind": "key", "is_causal": True}, ("alibi_slopes", "bias")),
 }
 
 
 def _attention(pj: Any, pt: Any, name: str) -> Pair:
     options, extras = ATTENTION[name]
-    floats = [extra for extra in extras if extra in ("bias", "slopes")]
+    floats = [extra for extra in extras if extra in ("bias", "alibi_slopes")]
 
     def draw(rng: np.random.Generator, profile: str) -> Any:
         where = positions(rng, profile, BATCH, SEQ)
         optional = {
-            "bias": rng.normal(size=(BATCH, 1, SEQ, SEQ)),
-            "slopes": oracles.alibi_slopes(HEADS) * rng.uniform(0.5, 2, HEADS),
+            "bias": rng.normal(size=(BATCH, 1, len(QUERIES), SEQ)),
+            "alibi_slopes": oracles.alibi_slopes(HEADS) * rng.uniform(0.5, 2, HEADS),
             "mask": _mask_with_dead_rows(rng),
-            "segment_ids": where["segment_ids"],
+            "query_segment_ids": where["segment_ids"][:, QUERIES],
+            "key_segment_ids": where["segment_ids"],
         }
         return {
-            "query": rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM)),
+            "query": rng.normal(size=(BATCH, len(QUERIES), HEADS, HEAD_DIM)),
             "key": rng.normal(size=(BATCH, SEQ, KV_HEADS, HEAD_DIM)),
             "value": rng.normal(size=(BATCH, SEQ, KV_HEADS, VALUE_DIM)),
-            "positions": where["positions"],
+            "query_positions": where["positions"][:, QUERIES],
+            "key_positions": where["positions"],
             **{extra: optional[extra] for extra in extras},
         }
 
-    def arguments(
-        positions: Any, segment_ids: Any = None, slopes: Any = None, **rest: Any
-    ) -> Any:
-        return {
-            "query_positions": positions,
-            "key_positions": positions,
-            "query_segment_ids": segment_ids,
-            "key_segment_ids": segment_ids,
-            "alibi_slopes": slopes,
-            **options,
-            **rest,
-        }
-
     def in_jax(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-        out = pj.dot_product_attention(query, key, value, **arguments(**rest))
+        out = pj.dot_product_attention(query, key, value, **options, **rest)
         return {"out": out}
 
     def in_torch(query: Any, key: Any, value: Any, **rest: Any) -> Any:
         q, k, v = map(_heads_first, (query, key, value))
-        out = pt.dot_product_attention(q, k, v, **arguments(**rest))
+        out = pt.dot_product_attention(q, k, v, **options, **rest)
         return {"out": _heads_first(out)}
 
     def oracle(
         query: Bounded,
         key: Bounded,
         value: Bounded,
-        positions: np.ndarray,
+        query_positions: np.ndarray,
+        key_positions: np.ndarray,
         bias: Bounded | None = None,
-        slopes: Bounded | None = None,
-        mask: np.ndarray | None = None,
-        segment_ids: np.ndarray | None = None,
+        alibi_slopes: Bounded | None = None,
+        **conditions: np.ndarray,
     ) -> Any:
         biases = [] if bias is None else [bias]
-        if slopes is not None:
+        where = query_positions, key_positions
+        if alibi_slopes is not None:
             alibi, alibi_vjp = oracles.alibi_bias(
-                positions, positions, slopes, options["alibi_kind"]
+                *where, alibi_slopes, options["alibi_kind"]
             )
             biases.append(alibi)
         allowed = oracles.who_may_attend(
-            (BATCH, HEADS, SEQ, SEQ),
-            mask=mask,
-            query_positions=positions,
-            key_positions=positions,
+            (BATCH, HEADS, len(QUERIES), SEQ),
+            query_positions=query_positions,
+            key_positions=key_positions,
             is_causal=options.get("is_causal", False),
             sliding_window=options.get("sliding_window"),
-            query_segment_ids=segment_ids,
-            key_segment_ids=segment_ids,
+            **conditions,
         )
         out, vjp = oracles.attention(
             query,
@@ -357,6 +350,7 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
             biases=tuple(biases),
             allowed=allowed,
             softcap=options.get("logit_softcap"),
+            scale=options.get("scale"),
         )
 
         def gradients(g: Any) -> Any:
@@ -366,11 +360,18 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
                 "key": d_key,
                 "value": d_value,
                 "bias": d_logits.sum(1, keepdims=True),
-                "slopes": alibi_vjp(d_logits) if slopes is not None else None,
+                "alibi_slopes": alibi_vjp(d_logits)
+                if "alibi_slopes" in floats
+                else None,
             }
 
         return {"out": out}, gradients
 
+    # Scattered tokens see only themselves through a window, and one key has no softmax to differentiate.
+    together = tuple(profile for profile in PROFILES if profile != "sparse")
+    # Far out, m j is so large that the gradient of m, a sum of such terms that cancel, drowns in rounding.
+    near = ("dense", "packed", "left_pad")
+    profiles = {"window": together, "causal_window": together, "alibi_key": near}
     return Pair(
         f"attention.{name}",
         in_jax,
@@ -378,12 +379,13 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
         oracle,
         draw,
         wrt=("query", "key", "value", *floats),
-        float32=("slopes",),
+        float32=("alibi_slopes",),
+        profiles=profiles.get(name, tuple(PROFILES)),
     )
 
 
 def _mask_with_dead_rows(rng: np.random.Generator) -> np.ndarray:
-    mask = rng.random((BATCH, 1, SEQ, SEQ)) < 0.5
+    mask = rng.random((BATCH, 1, len(QUERIES), SEQ)) < 0.5
     mask[0, :, 2] = mask[1, :, -1] = False
     return mask
 
@@ -409,7 +411,7 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
             "w_value": KV_HEADS * VALUE_DIM,
         }
         weights = {
-            name: rng.normal(size=(MODEL_DIM, width)) / np.sqrt(MODEL_DIM)
+            name: rng.normal(size=(MODEL_DIM, width)) / (3 * np.sqrt(MODEL_DIM))
             for name, width in widths.items()
         }
         x = rng.normal(size=(BATCH, SEQ, MODEL_DIM))
@@ -515,25 +517,28 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
         w_value: Bounded,
         positions: np.ndarray,
         segment_ids: np.ndarray,
+        coarse: float,
         table: Bounded | None = None,
         slopes: Bounded | None = None,
     ) -> Any:
         if scheme == "sinusoidal":
-            x = x + oracles.sinusoid(positions, MODEL_DIM, BASE, "interleaved", "dim")
+            rows = oracles.sinusoid(positions, MODEL_DIM, BASE, "interleaved", "dim")
+            x = (x + rows).cast(coarse)
         if scheme == "learned":
-            rows, rows_vjp = oracles.look_up(table, positions, "error")
-            x = x + rows
+            rows, rows_vjp = oracles.look_up(table, positions, "error", coarse)
+            x = (x + rows).cast(coarse)
         (q, q_vjp), (k, k_vjp), (v, v_vjp) = (
             oracles.linear(x, w) for w in (w_query, w_key, w_value)
         )
         q, k, v = (
-            _split_heads(y, width)
+            _split_heads(y.cast(coarse), width)
             for y, width in ((q, HEAD_DIM), (k, HEAD_DIM), (v, VALUE_DIM))
         )
         if scheme == "rope":
             cos, sin = oracles.rope_cos_sin(positions, ROTARY_DIM, BASE)
             q, q_rope_vjp = oracles.rotate(q, cos, sin, "half", "leading")
             k, k_rope_vjp = oracles.rotate(k, cos, sin, "half", "leading")
+            q, k = q.cast(coarse), k.cast(coarse)
         biases: tuple[Bounded, ...] = ()
         if scheme == "alibi":
             bias, bias_vjp = oracles.alibi_bias(
@@ -551,12 +556,15 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
         out, vjp = oracles.attention(q, k, v, biases=biases, allowed=allowed)
 
         def gradients(g: Any) -> Any:
-            d_q, d_k, d_v, d_logits = vjp(g["out"])
+            *d_qkv, d_logits = vjp(g["out"])
+            d_q, d_k, d_v = (d.cast(coarse) for d in d_qkv)
             if scheme == "rope":
-                d_q, d_k = q_rope_vjp(d_q)[0], k_rope_vjp(d_k)[0]
+                d_q = q_rope_vjp(d_q)[0].cast(coarse)
+                d_k = k_rope_vjp(d_k)[0].cast(coarse)
             d_q, d_k, d_v = map(_merge_heads, (d_q, d_k, d_v))
             (x_q, w_q), (x_k, w_k), (x_v, w_v) = q_vjp(d_q), k_vjp(d_k), v_vjp(d_v)
-            d_x = oracles.add(x_q, x_k, x_v)
+            parts = (part.cast(coarse) for part in (x_q, x_k, x_v))
+            d_x = oracles.add(*parts, coarse=coarse)
             return {
                 "x": d_x,
                 "w_query": w_q,
@@ -576,7 +584,7 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
         draw,
         wrt=("x", "w_query", "w_key", "w_value", *learnt),
         float32=("slopes",),
-        in_input_dtype=True,
+        casts=True,
     )
 
 

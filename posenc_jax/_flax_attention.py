@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ._checks import as_positions, check_choice, check_fits, check_rank, check_size
+from ._checks import (
+    as_positions,
+    as_table,
+    check_choice,
+    check_fits,
+    check_rank,
+    check_size,
+)
 from .alibi import KINDS, Kind
 from .attention import dot_product_attention
 from .positions import position_range
@@ -40,7 +47,8 @@ def make_attention_fn(
     With `decode`, Flax keeps unrotated keys in its cache and hands over one query, all `max_len` keys and a mask
     that ends at the newest one; how many there are is not said otherwise. So the query stands where the last key
     that its row of the mask allows stands, which is right as long as every token may attend to itself: padding
-    masks may be added, on either side. The keys are rotated anew at every step.
+    masks may be added, on either side. The keys are rotated anew at every step. A step past the end of the cache is
+    not seen.
 
     Args:
         rope: The rotary embedding; its `head_dim` must be that of the queries. None means no rotation.
@@ -61,6 +69,10 @@ def make_attention_fn(
             with `decode`.
     """
     check_choice("alibi_kind", alibi_kind, KINDS)
+    if not isinstance(rope, RopeConfig | None):
+        raise TypeError(f"`rope` must be a `RopeConfig`, got {type(rope).__name__}.")
+    if alibi_slopes is not None:
+        as_table("alibi_slopes", alibi_slopes)
     if sliding_window is not None:
         check_size("sliding_window", sliding_window)
     _check_given(query_positions, key_positions, decode=decode)
@@ -100,7 +112,13 @@ def make_attention_fn(
         positions = query_positions, key_positions
         if decode and q_len != k_len:
             positions = _decode_positions(mask, k_len)
-        elif query_positions is None and q_len == k_len:
+        elif query_positions is None:
+            if q_len != k_len:
+                raise ValueError(
+                    f"`decode` for a cache, or positions, must be given to "
+                    f"`make_attention_fn` where there are not as many queries as keys, "
+                    f"got {q_len} and {k_len}."
+                )
             positions = q_len, k_len
         if rope is not None:
             query = _rotate("query", query, positions[0], rope)
@@ -140,11 +158,6 @@ def _rotate(name: str, x: Array, positions: Any, rope: RopeConfig) -> Array:
         raise ValueError(
             f"`{name}` must have the `head_dim` of `rope`, "
             f"got {head_dim} and {rope.head_dim}."
-        )
-    if positions is None:
-        raise ValueError(
-            f"`{name}_positions` must be given to `make_attention_fn`, or `decode` for "
-            f"a cache, where there are not as many queries as keys, got None."
         )
     positions = as_positions(f"{name}_positions", positions)
     check_fits(f"{name}_positions", positions.shape, (*batch, seq), exact=1)

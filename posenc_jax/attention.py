@@ -69,7 +69,8 @@ def dot_product_attention(
         query: [*batch, q, heads, head_dim], any float dtype.
         key, value: Same dtype; `kv_heads` divides `heads`. `value_dim` may differ from `head_dim`.
         bias: Added to the scaled logits; broadcastable to [*batch, heads, q, k]. -inf excludes a key.
-        mask: True where a query may attend; broadcastable to [*batch, heads, q, k].
+        mask: True where a query may attend; broadcastable to [*batch, heads, q, k]. Two axes are [q, k]; padding
+            [batch, k] is `padding[:, None, None, :]`.
         is_causal: Attend only to keys with key_position <= query_position.
         scale: Factor of q . k, above 0; None means 1 / sqrt(head_dim).
         alibi_slopes: Adds `alibi_bias(query_positions, key_positions, alibi_slopes)`; [heads], differentiable.
@@ -139,6 +140,8 @@ def scaled_dot_product_attention_with_alibi(
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Attend with the slopes of an ALiBi module: `dot_product_attention` in the tutorials' spelling.
 
+    Where there are fewer queries than keys, it takes them for the last ones, as the module does.
+
     Args:
         query, key, value: As in `dot_product_attention`.
         alibi: An `AlibiPositionEmbedding`, or anything with its `slopes` and `kind`.
@@ -152,7 +155,8 @@ def scaled_dot_product_attention_with_alibi(
     """
     if not (hasattr(alibi, "slopes") and hasattr(alibi, "kind")):
         raise TypeError(
-            f"`alibi` must have `slopes` and `kind`, got {type(alibi).__name__}."
+            f"`alibi` must have `slopes` and `kind`, as `AlibiPositionEmbedding` does, "
+            f"got {type(alibi).__name__}."
         )
     if query_positions is None and key_positions is None:
         query, key = as_floating("query", query), as_floating("key", key)
@@ -214,8 +218,9 @@ def _positions(
         return None
     if query_positions is None and (key_positions is not None or q_len != k_len):
         raise ValueError(
-            f"`query_positions` must be given with `key_positions`, and where there are "
-            f"not as many queries as keys, got None for {q_len} and {k_len}."
+            f"`query_positions` must be given where `key_positions` are or where there "
+            f"are not as many queries as keys, got None for {q_len} and {k_len}; the "
+            f"last of the keys are `last_positions({q_len}, {k_len})`."
         )
     query_positions = q_len if query_positions is None else query_positions
     key_positions = k_len if key_positions is None else key_positions
@@ -255,7 +260,11 @@ def _biases(
         check_fits("bias", bias.shape, shape, exact=0)
     if slopes is not None:
         slopes = as_table("alibi_slopes", slopes)
-        check_fits("alibi_slopes", slopes.shape, shape[-3:-2], exact=1)
+        if slopes.shape != shape[-3:-2]:
+            raise ValueError(
+                f"`alibi_slopes` must have one slope for each of the {shape[-3]} heads "
+                f"of `query`, got shape {tuple(slopes.shape)}."
+            )
         query, key = positions
         biases.append(alibi_bias(query, key, slopes, kind=kind))
     return biases
@@ -276,10 +285,10 @@ def _allowed(
         query, key = _against_each_other(*positions)
         conditions.append(key <= query)
     if sliding_window is not None:
-        # No distance passes the largest int32, so no wider window needs to fit one.
-        sliding_window = min(sliding_window, 2**31 - 1)
+        # No distance is larger, and a wider window need not fit an integer.
+        reach = min(sliding_window - 1, 2**31 - 1)
         query, key = _against_each_other(*positions)
-        conditions.append(jnp.abs(query - key) < sliding_window)
+        conditions.append(jnp.abs(query - key) <= reach)
     if segments is not None:
         query, key = _against_each_other(*segments)
         conditions.append(query == key)

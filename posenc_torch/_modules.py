@@ -102,7 +102,7 @@ def check_embeddings(x: Any, d_model: int) -> None:
     check_rank("x", x, "[..., seq, d_model]", at_least=2)
     if x.shape[-1] != d_model:
         raise ValueError(
-            f"`x` must have `d_model` channels, got {x.shape[-1]} and {d_model}."
+            f"`x` must have {d_model} channels, `d_model`, got shape {tuple(x.shape)}."
         )
 
 

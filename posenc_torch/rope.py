@@ -60,6 +60,9 @@ PLACEMENTS = ("leading", "trailing")
 class RopeConfig:
     """The static description of one rotary embedding; hashable, so it can be a static argument.
 
+    Its fields are what the functions take: `rope_cos_sin(positions, config.inv_freq())` for the tables, then
+    `apply_rope(x, cos, sin, layout=config.layout, placement=config.placement)`.
+
     Args:
         head_dim: Channels per head, D.
         base: Base of the geometric progression of wavelengths; the longest is close to 2 pi base tokens.
@@ -125,7 +128,7 @@ def rope_cos_sin(
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
         attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32
-            model does; the angle is then off by up to 2 ** -23 of itself, 1.6e-2 radians at 131072.
+            model does; the angle is then off by about 2 ** -24 of itself, 8e-3 radians at 131072.
         dtype: float32 or float64, of the arithmetic and of the tables.
     Returns:
         cos and sin, [*positions, n], in `dtype`.
@@ -201,7 +204,8 @@ def apply_rotary_pos_emb(
     those are refused here, since they would ask for twice as many channels as there are.
 
     Args:
-        q, k: Queries and keys; the numbers of heads may differ.
+        q, k: Queries and keys at the same positions; the numbers of heads may differ. (Where keys are cached, rotate
+            each by itself with `apply_rope`.)
         cos, sin: As from `rope_cos_sin` or `RotaryPositionEmbedding`.
         layout: "half" or "interleaved".
     Returns:

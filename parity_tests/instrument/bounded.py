@@ -27,8 +27,8 @@ class Bounded:
     def __add__(self, other: Any) -> Bounded:
         other = exact(other)
         value = self.value + other.value
-        # Adding zero rounds nothing.
-        rounds = (self.value != 0) & (other.value != 0)
+        # Adding an exact zero rounds nothing; a zero left by cancellation is not exact.
+        rounds = self._is_nonzero() & other._is_nonzero()
         return Bounded(value, self.units + other.units + rounds * np.abs(value))
 
     def __neg__(self) -> Bounded:
@@ -55,6 +55,14 @@ class Bounded:
         terms = self.value.shape[-1]
         units = a @ other.units + self.units @ b + terms * (a @ b)
         return Bounded(self.value @ other.value, units)
+
+    def _is_nonzero(self) -> np.ndarray:
+        return (self.value != 0) | (self.units != 0)
+
+    def cast(self, coarse: float) -> Bounded:
+        """Round once to a dtype whose unit roundoff is `coarse` times the arithmetic's; 1 means it is the same."""
+        rounding = coarse * np.abs(self.value) if coarse > 1 else 0.0
+        return Bounded(self.value, self.units + rounding)
 
     def sum(self, axis: Any, *, keepdims: bool = False) -> Bounded:
         value = self.value.sum(axis, keepdims=keepdims)

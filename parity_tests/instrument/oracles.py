@@ -47,7 +47,8 @@ def _tables(
 ) -> tuple[Bounded, Bounded, np.ndarray]:
     """cos and sin of positions * base ** -exponents, [*positions, n], and the frequencies.
 
-    Units: the frequency is rounded once and the product once, two units of the angle; then the function itself.
+    Units: the frequency is rounded once and the product once, two units of the angle; then the function itself. (A
+    float64 frequency is off by a few units where -2 i / d is not exact; ORACLE_SHARE leaves room for that.)
     """
     flat = [
         [_cos_sin(float(p), base, exponent) for exponent in exponents]
@@ -165,9 +166,12 @@ def rotate(
 
 
 def look_up(
-    table: Bounded, positions: np.ndarray, out_of_range: str
+    table: Bounded, positions: np.ndarray, out_of_range: str, coarse: float = 1.0
 ) -> tuple[Bounded, Callable[[Bounded], Bounded]]:
-    """Rows of the table; a position outside it gives NaN or, if clipped, the nearest row."""
+    """Rows of the table; a position outside it gives NaN or, if clipped, the nearest row.
+
+    Its gradient adds up in the dtype of the table, `coarse` times as roughly as the arithmetic elsewhere.
+    """
     max_len = table.value.shape[0]
     nearest = np.clip(positions, 0, max_len - 1)
     inside = (positions == nearest) | (out_of_range == "clip")
@@ -179,7 +183,8 @@ def look_up(
         total = hits.T @ flat.value
         # Each row is a sum of as many terms as read it.
         adds = np.maximum(hits.sum(0) - 1, 0)[:, None]
-        return Bounded(total, hits.T @ flat.units + adds * (hits.T @ abs(flat.value)))
+        size = hits.T @ abs(flat.value)
+        return Bounded(total, hits.T @ flat.units + coarse * adds * size)
 
     return where(inside[..., None], table[nearest], np.nan), vjp
 
@@ -244,6 +249,7 @@ def attention(
     biases: tuple[Bounded, ...] = (),
     allowed: np.ndarray,
     softcap: float | None = None,
+    scale: float | None = None,
 ) -> tuple[Bounded, Callable[[Bounded], tuple[Bounded, ...]]]:
     """softmax(q k^T / sqrt(d) + bias) v over the allowed keys (Vaswani et al., 2017, eq. 1), else zeros."""
     group = query.value.shape[2] // key.value.shape[2]
@@ -251,9 +257,9 @@ def attention(
         x.move(lambda a: np.swapaxes(a, 1, 2))
         for x in (query, _repeat(key, group), _repeat(value, group))
     )
-    scale = 1 / np.sqrt(q.value.shape[-1])
-    scale = Bounded(np.float64(scale), np.float64(scale))
-    scores = (q @ _transpose(k)) * scale
+    factor = np.float64(1 / np.sqrt(q.value.shape[-1]) if scale is None else scale)
+    factor = Bounded(factor, factor)
+    scores = (q @ _transpose(k)) * factor
     if softcap is not None:
         capped = tanh(scores * (1 / softcap))
         logits = capped * softcap
@@ -276,8 +282,9 @@ def attention(
         d_logits = weights * (d_weights - mean)
         d_scores = d_logits
         if softcap is not None:
-            d_scores = d_logits * (exact(1.0) - capped * capped)
-        d_scores = d_scores * scale
+            d_capped = d_logits * softcap
+            d_scores = d_capped * (exact(1.0) - capped * capped) * (1 / softcap)
+        d_scores = d_scores * factor
         return (
             _heads_last(d_scores @ k, 1),
             _heads_last(_transpose(d_scores) @ q, group),
@@ -302,8 +309,12 @@ def linear(
     return x @ weight, vjp
 
 
-def add(*terms: Bounded) -> Bounded:
-    return functools.reduce(lambda a, b: a + b, terms)
+def add(*terms: Bounded, coarse: float = 1.0) -> Bounded:
+    """The sum, in whatever order the terms are added; every partial sum is rounded."""
+    value = np.sum([term.value for term in terms], axis=0)
+    size = np.sum([np.abs(term.value) for term in terms], axis=0)
+    units = np.sum([term.units for term in terms], axis=0)
+    return Bounded(value, units + coarse * (len(terms) - 1) * size)
 
 
 def _repeat(x: Bounded, group: int) -> Bounded:

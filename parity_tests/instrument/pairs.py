@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from .bounded import Bounded, exact
-from .frameworks import DTYPES, Arrays, Function, run_jax, run_torch
+from .frameworks import (
+    DTYPES,
+    Arrays,
+    Function,
+    run_jax,
+    run_torch,
+    unit_roundoff,
+)
+from .inputs import PROFILES
 from .verdicts import Report, compare
 
 __all__ = ["Pair", "run"]
@@ -29,8 +37,9 @@ class Pair:
         draw: Makes inputs from a generator and a position profile; floating ones in float64.
         wrt: Inputs to differentiate.
         float32: Inputs and outputs that stay float32 while the others are half precision (tables, slopes).
-        in_input_dtype: True where intermediate results are rounded to the dtype of the inputs; otherwise half
-            precision is computed in float32 and rounded once.
+        casts: True where a half-precision run rounds intermediate results too. The oracle then also takes `coarse`,
+            how many times the unit roundoff of the arithmetic that of the inputs is, and says where they are rounded.
+        profiles: The position profiles to try.
     """
 
     name: str
@@ -40,7 +49,8 @@ class Pair:
     draw: Callable[[np.random.Generator, str], dict[str, np.ndarray]]
     wrt: tuple[str, ...] = ()
     float32: tuple[str, ...] = ()
-    in_input_dtype: bool = False
+    casts: bool = False
+    profiles: tuple[str, ...] = tuple(PROFILES)
 
     def dtype(self, name: str, dtype: str) -> np.dtype:
         """In what the input or output `name` is held when the run is in `dtype`."""
@@ -52,7 +62,11 @@ def run(pair: Pair, *, dtype: str, profile: str, seed: int, jit: bool) -> Report
     """Run both sides on one drawing of inputs and cotangents and judge every output and gradient."""
     rng = np.random.default_rng(seed)
     inputs = _rounded(pair, pair.draw(rng, profile), dtype)
-    truths, vjp = pair.oracle(**{name: _exact(a) for name, a in inputs.items()})
+    compute = DTYPES["float64" if dtype == "float64" else "float32"]
+    coarse = unit_roundoff(DTYPES[dtype]) / unit_roundoff(compute)
+    options = {"coarse": coarse} if pair.casts else {}
+    exact_inputs = {name: _exact(array) for name, array in inputs.items()}
+    truths, vjp = pair.oracle(**exact_inputs, **options)
     cotangents = _rounded(
         pair,
         {name: rng.normal(size=t.value.shape) for name, t in truths.items()},
@@ -63,8 +77,6 @@ def run(pair: Pair, *, dtype: str, profile: str, seed: int, jit: bool) -> Report
         truths = truths | {f"d_{name}": gradients[name] for name in pair.wrt}
     a = run_jax(pair.jax, inputs, cotangents, pair.wrt, jit=jit)
     b = run_torch(pair.torch, inputs, cotangents, pair.wrt)
-    half = dtype in ("bfloat16", "float16") and not pair.in_input_dtype
-    compute = DTYPES["float32" if half else dtype]
     rows = []
     for name, truth in truths.items():
         held = pair.dtype(name.removeprefix("d_"), dtype)
