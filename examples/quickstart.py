@@ -74,9 +74,12 @@ def main() -> int:
         print(LINE.format(scheme, str(x.shape), *cells))
     print(
         f'\n"a of b": in float32 JAX and PyTorch differ by a, and rounding allows b, '
-        f"{PEER_FACTOR:g} times PyTorch's own error.\nGradients: of x and all weights, the "
-        f"one nearest its limit. Float64: the difference as a share of the largest number."
+        f"{PEER_FACTOR:g} times the error of the better one.\nGradients: of x and all "
+        f"weights, the one nearest its limit. Float64: the difference there, as a share "
+        f"of the largest number."
     )
+    if set(verdicts) <= set(PASSING):
+        print(f"All {len(verdicts)} blocks agree: one function in JAX and in PyTorch.")
     return 0 if set(verdicts) <= set(PASSING) else 1
 
 
@@ -104,19 +107,24 @@ def compare_twins(x: np.ndarray) -> dict[str, dict[str, Result]]:
 def judge(a: np.ndarray, b: np.ndarray, a64: np.ndarray, b64: np.ndarray) -> Result:
     """Judge one tensor of JAX, a, and of PyTorch, b, by what both are in float64.
 
-    PyTorch's error counts as at least an ordinary rounding of the largest number, in case it was lucky.
+    Neither side may be PEER_FACTOR times worse than the other. An error counts as at least an ordinary rounding of the
+    largest number, in case it was lucky.
     """
     size = np.abs(b64).max()
     units = np.full(b64.shape, SAME_FUNCTION * size / unit_roundoff(F64))
     same = compare("", a64, b64, Bounded(b64, units), dtype=F64, compute=F64)
-    error = max(np.abs(b - b64).max(), PEER_FLOOR_UNITS * unit_roundoff(F32) * size)
-    difference, allowed = np.abs(a - b).max(), PEER_FACTOR * error
+    rounding = PEER_FLOOR_UNITS * unit_roundoff(F32) * size
+    error_a, error_b = (max(np.abs(x - b64).max(), rounding) for x in (a, b))
+    difference = np.abs(a - b).max()
     if same.verdict not in PASSING:
         verdict = same.verdict
-    elif not difference <= allowed:
+    elif not error_a <= PEER_FACTOR * error_b:
         verdict = "A_WORSE"
+    elif not error_b <= PEER_FACTOR * error_a:
+        verdict = "B_WORSE"
     else:
         verdict = "AGREE" if difference else "EQUAL"
+    allowed = PEER_FACTOR * min(error_a, error_b)
     return Result(verdict, difference, allowed, np.abs(a64 - b64).max() / size)
 
 

@@ -27,7 +27,7 @@ from .schemes import pairs
 __all__ = ["MUTANTS", "Kill", "Mutant", "kill"]
 
 # In this order: is it another function, is it a worse one in float32, is it one in low precision?
-DTYPES = ("float64", "float32", "bfloat16")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 PROFILES = ("sparse", "packed", "dense")
 
 
@@ -123,6 +123,11 @@ _TABLE = [
     ("frequencies in float16", "posenc_torch/rope.py", "inv_freq.to(dtype)", "inv_freq.to(torch.float16).to(dtype)", "rope.half.leading"),
     ("gradient detached", "posenc_torch/rope.py", "rotary, cos, sin = (part.to(dtype)", "rotary, cos, sin = (part.detach().to(dtype)", "path.rope"),
     ("tokens in reverse", "posenc_torch/rope.py", "_rotate(x, cos.unsqueeze(-3)", "_rotate(x, cos.unsqueeze(-3).flip(-2)", "rope.half.leading"),
+    ("float16 rotated in float16", "posenc_jax/rope.py", "dtype = compute_dtype(x, cos, sin)\n    rotary, rest", "dtype = x.dtype if x.dtype == jnp.float16 else compute_dtype(x, cos, sin)\n    rotary, rest", "rope.half.leading"),
+    ("sign of the position lost", "posenc_jax/rope.py", "positions[..., None].astype(dtype)", "jnp.abs(positions)[..., None].astype(dtype)", "rope.half.leading"),
+    ("attention factor on the cosine only", "posenc_jax/rope.py", "jnp.sin(angle) * factor", "jnp.sin(angle)", "rope.half.leading"),
+    ("attention factor not learnable", "posenc_torch/rope.py", "torch.sin(angle) * attention_factor", "torch.sin(angle) * torch.as_tensor(attention_factor).detach()", "rope.half.leading"),
+    ("layout forgotten for the keys", "posenc_jax/rope.py", "apply_rope(k, cos, sin, layout=layout)", "apply_rope(k, cos, sin)", "rope_apply.pairwise"),
     # Sinusoidal
     ("halves for interleaved", "posenc_jax/sinusoidal.py", "if layout == \"half\":", "if layout != \"half_cos_first\":", "sinusoidal.interleaved.dim.10"),
     ("sine and cosine exchanged", "posenc_jax/sinusoidal.py", "columns = jnp.concatenate((sin, cos), -1)", "columns = jnp.concatenate((cos, sin), -1)", "sinusoidal.half.dim.10"),
@@ -150,15 +155,20 @@ _TABLE = [
     ("slopes not learnable", "posenc_torch/alibi.py", "slopes[:, None, None]", "slopes.detach()[:, None, None]", "attention.alibi_symmetric"),
     # Attention
     ("scale dropped", "posenc_jax/attention.py", "logits = logits * jnp.asarray(scale, dtype)", "logits = logits", "attention.plain"),
-    ("scale by the value width", "posenc_torch/attention.py", "math.sqrt(head_dim) if", "math.sqrt(value.shape[-1]) if", "attention.plain"),
+    ("scale by the value width", "posenc_torch/attention.py", "1 / math.sqrt(head_dim)", "1 / math.sqrt(value.shape[-1])", "attention.plain"),
     ("key heads interleaved over query heads", "posenc_torch/attention.py", "grouped = query.unflatten(-3, (key.shape[-3], -1))", "grouped = query.unflatten(-3, (-1, key.shape[-3])).transpose(-4, -3)", "attention.plain"),
     ("causal without the diagonal", "posenc_jax/attention.py", "conditions.append(key <= query)", "conditions.append(key < query)", "attention.causal"),
     ("causal by index", "posenc_torch/attention.py", "conditions.append(key <= query)", "conditions.append(torch.ones(query.shape[-2], key.shape[-1]).tril().bool())", "attention.causal"),
     ("window one too wide", "posenc_jax/attention.py", "(query - key) <= reach", "(query - key) <= reach + 1", "attention.window"),
     ("window without its future side", "posenc_torch/attention.py", "(query - key).abs() <= reach", "(query - key <= reach) & (query >= key)", "attention.window"),
-    ("scale ignored", "posenc_jax/attention.py", "if scale is None else scale", "if True else scale", "attention.scale"),
+    ("scale ignored", "posenc_jax/attention.py", "if scale is None:\n        scale", "if True:\n        scale", "attention.scale"),
     ("keys stand where queries stand", "posenc_torch/attention.py", "        query, key = positions\n", "        query, key = positions[0], positions[0]\n", "attention.alibi_symmetric"),
     ("segment ids exchanged", "posenc_jax/attention.py", "return query_ids, key_ids", "return key_ids, query_ids", "attention.segments"),
+    ("mask of the first head for all", "posenc_torch/attention.py", "conditions.append(mask)", "conditions.append(mask[:, :1])", "attention.per_head"),
+    ("bias of the first head for all", "posenc_jax/attention.py", "logits = logits + term.astype(dtype)", "logits = logits + term[..., :1, :, :].astype(dtype)", "attention.per_head"),
+    ("softmax with a floor under its peak", "posenc_torch/attention.py", "peak = torch.where(peak == -math.inf, 0, peak)", "peak = peak.clamp(min=-80.0)", "attention.deep_logits"),
+    ("scale not learnable", "posenc_torch/attention.py", "key.to(dtype)) * scale", "key.to(dtype)) * torch.as_tensor(scale).detach()", "attention.learnt_scale_and_cap"),
+    ("cap not learnable", "posenc_jax/attention.py", "cap = jnp.asarray(logit_softcap, dtype)", "cap = jax.lax.stop_gradient(jnp.asarray(logit_softcap, dtype))", "attention.learnt_scale_and_cap"),
     ("mask dropped", "posenc_jax/attention.py", "conditions.append(mask)", "pass", "attention.mask"),
     ("mask inverted", "posenc_torch/attention.py", "conditions.append(mask)", "conditions.append(~mask)", "attention.mask"),
     ("dead rows average the values", "posenc_jax/attention.py", "jnp.where(allowed, logits, -math.inf)", "jnp.where(allowed, logits, -1e30)", "attention.mask"),

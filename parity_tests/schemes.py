@@ -20,6 +20,7 @@ from .instrument.inputs import PROFILES, positions
 __all__ = ["pairs"]
 
 BATCH, SEQ, HEADS, KV_HEADS = 2, 13, 6, 3
+ROWS = 4  # of a second batch axis
 HEAD_DIM, ROTARY_DIM, VALUE_DIM, MODEL_DIM = 10, 8, 5, 7
 MAX_LEN = 11
 BASE = 500_000.0
@@ -123,24 +124,14 @@ def _learned(pj: Any, pt: Any, out_of_range: str) -> Pair:
 # RoPE ------------------------------------------------------------------------------------------------------------
 
 
-def _config(package: Any, layout: str, placement: str) -> Any:
-    return package.RopeConfig(
-        HEAD_DIM,
-        base=BASE,
-        rotary_dim=ROTARY_DIM,
-        layout=layout,
-        placement=placement,
-    )
-
-
 def _rope_apply(pj: Any, pt: Any, layout: str, placement: str, inverse: bool) -> Pair:
     """The rotation alone, on random tables: real ones are symmetric enough to hide a wrong gradient."""
     static = {"layout": layout, "placement": placement}
 
     def draw(rng: np.random.Generator, profile: str) -> Any:
-        tables = (BATCH, SEQ, ROTARY_DIM // 2)
+        tables = (BATCH, ROWS, SEQ, ROTARY_DIM // 2)
         return {
-            "x": rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM)),
+            "x": rng.normal(size=(BATCH, ROWS, SEQ, HEADS, HEAD_DIM)),
             "cos": rng.normal(size=tables),
             "sin": rng.normal(size=tables),
         }
@@ -174,27 +165,37 @@ def _rope_apply(pj: Any, pt: Any, layout: str, placement: str, inverse: bool) ->
 
 
 def _rope(pj: Any, pt: Any, layout: str, placement: str) -> Pair:
-    """From positions to rotated channels, tables given as outputs too."""
+    """From positions, half of them negative, to tables with a learnt factor and rotated channels."""
     static = {"layout": layout, "placement": placement}
 
     def draw(rng: np.random.Generator, profile: str) -> Any:
         where = positions(rng, profile, BATCH, SEQ)["positions"]
-        return {"x": rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM)), "positions": where}
+        where[0] *= -1
+        x = rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM))
+        return {"x": x, "positions": where, "factor": np.array(1.375)}
 
-    def in_jax(x: Any, positions: Any) -> Any:
-        cos, sin = _jax_tables(pj, x, positions, layout, placement)
+    def in_jax(x: Any, positions: Any, factor: Any) -> Any:
+        cos, sin = _jax_tables(pj, x, positions, factor)
         out = pj.apply_rope(x, cos, sin, **static)
         return {"cos": cos, "sin": sin, "out": out}
 
-    def in_torch(x: Any, positions: Any) -> Any:
-        cos, sin = _torch_tables(pt, x, positions, layout, placement)
+    def in_torch(x: Any, positions: Any, factor: Any) -> Any:
+        cos, sin = _torch_tables(pt, x, positions, factor)
         out = pt.apply_rope(_heads_first(x), cos, sin, **static)
         return {"cos": cos, "sin": sin, "out": _heads_first(out)}
 
-    def oracle(x: Bounded, positions: np.ndarray) -> Any:
-        cos, sin = oracles.rope_cos_sin(positions, ROTARY_DIM, BASE)
+    def oracle(x: Bounded, positions: np.ndarray, factor: Bounded) -> Any:
+        unscaled = oracles.rope_cos_sin(positions, ROTARY_DIM, BASE)
+        cos, sin = (table * factor for table in unscaled)
         out, vjp = oracles.rotate(x, cos, sin, **static)
-        return {"cos": cos, "sin": sin, "out": out}, lambda g: {"x": vjp(g["out"])[0]}
+
+        def gradients(g: Any) -> Any:
+            d_x, *through_x = vjp(g["out"])
+            parts = zip(through_x, (g["cos"], g["sin"]), unscaled, strict=True)
+            terms = [((a + b) * table).sum((0, 1, 2)) for a, b, table in parts]
+            return {"x": d_x, "factor": oracles.add(*terms)}
+
+        return {"cos": cos, "sin": sin, "out": out}, gradients
 
     return Pair(
         f"rope.{layout}.{placement}",
@@ -202,22 +203,67 @@ def _rope(pj: Any, pt: Any, layout: str, placement: str) -> Pair:
         in_torch,
         oracle,
         draw,
-        wrt=("x",),
+        wrt=("x", "factor"),
+        float32=("cos", "sin", "factor"),
+    )
+
+
+def _pairwise(pj: Any, pt: Any) -> Pair:
+    """The pair-wise spelling: both rotated, in the layout asked for."""
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        tables = (BATCH, SEQ, HEAD_DIM // 2)
+        return {
+            "q": rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM)),
+            "k": rng.normal(size=(BATCH, SEQ, KV_HEADS, HEAD_DIM)),
+            "cos": rng.normal(size=tables),
+            "sin": rng.normal(size=tables),
+        }
+
+    def in_jax(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        q, k = pj.apply_rotary_pos_emb(q, k, cos, sin, layout="interleaved")
+        return {"q_out": q, "k_out": k}
+
+    def in_torch(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        q, k = _heads_first(q), _heads_first(k)
+        q, k = pt.apply_rotary_pos_emb(q, k, cos, sin, layout="interleaved")
+        return {"q_out": _heads_first(q), "k_out": _heads_first(k)}
+
+    def oracle(q: Bounded, k: Bounded, cos: Bounded, sin: Bounded) -> Any:
+        q_out, q_vjp = oracles.rotate(q, cos, sin, "interleaved", "leading")
+        k_out, k_vjp = oracles.rotate(k, cos, sin, "interleaved", "leading")
+
+        def gradients(g: Any) -> Any:
+            return {"q": q_vjp(g["q_out"])[0], "k": k_vjp(g["k_out"])[0]}
+
+        return {"q_out": q_out, "k_out": k_out}, gradients
+
+    return Pair(
+        "rope_apply.pairwise",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("q", "k"),
         float32=("cos", "sin"),
     )
 
 
-def _jax_tables(pj: Any, x: Any, positions: Any, layout: str, placement: str) -> Any:
+def _jax_tables(pj: Any, x: Any, positions: Any, factor: Any = 1.0) -> Any:
     dtype = _table_dtype(x, jnp.float64, jnp.float32)
-    inv_freq = _config(pj, layout, placement).inv_freq(dtype=dtype)
-    return pj.rope_cos_sin(positions, inv_freq, dtype=dtype)
+    inv_freq = _inv_freq(pj, dtype)
+    return pj.rope_cos_sin(positions, inv_freq, attention_factor=factor, dtype=dtype)
 
 
-def _torch_tables(pt: Any, x: Any, positions: Any, layout: str, placement: str) -> Any:
+def _torch_tables(pt: Any, x: Any, positions: Any, factor: Any = 1.0) -> Any:
     dtype = _table_dtype(x, torch.float64, torch.float32)
-    host = np.float64 if dtype == torch.float64 else np.float32
-    inv_freq = _config(pt, layout, placement).inv_freq(dtype=host)
-    return pt.rope_cos_sin(positions, inv_freq, dtype=dtype)
+    inv_freq = _inv_freq(pt, dtype)
+    return pt.rope_cos_sin(positions, inv_freq, attention_factor=factor, dtype=dtype)
+
+
+def _inv_freq(package: Any, dtype: Any) -> np.ndarray:
+    config = package.RopeConfig(HEAD_DIM, base=BASE, rotary_dim=ROTARY_DIM)
+    return config.inv_freq(dtype=dtype)
 
 
 # ALiBi -----------------------------------------------------------------------------------------------------------
@@ -271,7 +317,7 @@ def _alibi(pj: Any, pt: Any, kind: str) -> Pair:
 # Which of the tokens ask. Fewer than there are keys, and not the last: queries and keys can never be exchanged.
 QUERIES = [1, 4, 7, 10, 12]
 
-# Options of dot_product_attention, and which optional inputs go with them.
+# Options of dot_product_attention, and the optional inputs drawn for it: see `_optional`.
 ATTENTION: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "plain": ({}, ()),
     "causal": ({"is_causal": True}, ()),
@@ -279,34 +325,63 @@ ATTENTION: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "causal_window": ({"is_causal": True, "sliding_window": 3}, ()),
     "scale": ({"scale": 0.3}, ()),
     "softcap": ({"logit_softcap": 1.5}, ("bias",)),
+    "learnt_scale_and_cap": ({}, ("scale", "logit_softcap")),
+    "deep_logits": ({}, ("deep_bias",)),
     "mask": ({}, ("mask",)),
+    "per_head": ({}, ("head_mask", "head_bias")),
+    "one_key_head": ({"is_causal": True}, ("bias",)),
     "segments": ({"is_causal": True}, ("query_segment_ids", "key_segment_ids")),
     "alibi_symmetric": ({"alibi_kind": "symmetric"}, ("alibi_slopes",)),
     "alibi_signed": ({"alibi_kind": "signed", "is_causal": True}, ("alibi_slopes",)),
     "alibi_key": ({"alibi_kind": "key", "is_causal": True}, ("alibi_slopes", "bias")),
 }
+# The drawn inputs to differentiate, and the arguments they are for.
+LEARNT = {
+    "bias": "bias",
+    "head_bias": "bias",
+    "deep_bias": "bias",
+    "alibi_slopes": "alibi_slopes",
+    "scale": "scale",
+    "logit_softcap": "logit_softcap",
+}
+
+
+def _optional(rng: np.random.Generator, segment_ids: np.ndarray) -> dict[str, Any]:
+    """What may be drawn: the argument it is for, and its value."""
+    q = len(QUERIES)
+    slopes = oracles.alibi_slopes(HEADS) * rng.uniform(0.5, 2, HEADS)
+    # Far below any floor that a careless softmax might put under its peak.
+    deep = rng.normal(size=(BATCH, 1, q, SEQ)) - 200
+    return {
+        "bias": ("bias", rng.normal(size=(BATCH, 1, q, SEQ))),
+        "head_bias": ("bias", rng.normal(size=(HEADS, 1, SEQ))),
+        "deep_bias": ("bias", deep),
+        "mask": ("mask", _mask_with_dead_rows(rng, 1)),
+        "head_mask": ("mask", _mask_with_dead_rows(rng, HEADS)),
+        "alibi_slopes": ("alibi_slopes", slopes),
+        "scale": ("scale", np.array(0.3)),
+        "logit_softcap": ("logit_softcap", np.array(1.5)),
+        "query_segment_ids": ("query_segment_ids", segment_ids[:, QUERIES]),
+        "key_segment_ids": ("key_segment_ids", segment_ids),
+    }
 
 
 def _attention(pj: Any, pt: Any, name: str) -> Pair:
     options, extras = ATTENTION[name]
-    floats = [extra for extra in extras if extra in ("bias", "alibi_slopes")]
+    kv_heads, value_dim = KV_HEADS, VALUE_DIM
+    if name == "one_key_head":
+        kv_heads, value_dim = 1, HEAD_DIM
 
     def draw(rng: np.random.Generator, profile: str) -> Any:
         where = positions(rng, profile, BATCH, SEQ)
-        optional = {
-            "bias": rng.normal(size=(BATCH, 1, len(QUERIES), SEQ)),
-            "alibi_slopes": oracles.alibi_slopes(HEADS) * rng.uniform(0.5, 2, HEADS),
-            "mask": _mask_with_dead_rows(rng),
-            "query_segment_ids": where["segment_ids"][:, QUERIES],
-            "key_segment_ids": where["segment_ids"],
-        }
+        optional = _optional(rng, where["segment_ids"])
         return {
             "query": rng.normal(size=(BATCH, len(QUERIES), HEADS, HEAD_DIM)),
-            "key": rng.normal(size=(BATCH, SEQ, KV_HEADS, HEAD_DIM)),
-            "value": rng.normal(size=(BATCH, SEQ, KV_HEADS, VALUE_DIM)),
+            "key": rng.normal(size=(BATCH, SEQ, kv_heads, HEAD_DIM)),
+            "value": rng.normal(size=(BATCH, SEQ, kv_heads, value_dim)),
             "query_positions": where["positions"][:, QUERIES],
             "key_positions": where["positions"],
-            **{extra: optional[extra] for extra in extras},
+            **dict(optional[extra] for extra in extras),
         }
 
     def in_jax(query: Any, key: Any, value: Any, **rest: Any) -> Any:
@@ -326,13 +401,15 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
         key_positions: np.ndarray,
         bias: Bounded | None = None,
         alibi_slopes: Bounded | None = None,
+        scale: Bounded | None = None,
+        logit_softcap: Bounded | None = None,
         **conditions: np.ndarray,
     ) -> Any:
         biases = [] if bias is None else [bias]
-        where = query_positions, key_positions
         if alibi_slopes is not None:
+            kind = options["alibi_kind"]
             alibi, alibi_vjp = oracles.alibi_bias(
-                *where, alibi_slopes, options["alibi_kind"]
+                query_positions, key_positions, alibi_slopes, kind
             )
             biases.append(alibi)
         allowed = oracles.who_may_attend(
@@ -349,21 +426,18 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
             value,
             biases=tuple(biases),
             allowed=allowed,
-            softcap=options.get("logit_softcap"),
-            scale=options.get("scale"),
+            softcap=options.get("logit_softcap", logit_softcap),
+            scale=options.get("scale", scale),
         )
 
         def gradients(g: Any) -> Any:
-            d_query, d_key, d_value, d_logits = vjp(g["out"])
-            return {
-                "query": d_query,
-                "key": d_key,
-                "value": d_value,
-                "bias": d_logits.sum(1, keepdims=True),
-                "alibi_slopes": alibi_vjp(d_logits)
-                if "alibi_slopes" in floats
-                else None,
-            }
+            found = vjp(g["out"])
+            d_logits = found["logits"]
+            if bias is not None:
+                found["bias"] = oracles.summed_to(d_logits, bias.value.shape)
+            if alibi_slopes is not None:
+                found["alibi_slopes"] = alibi_vjp(d_logits)
+            return found
 
         return {"out": out}, gradients
 
@@ -372,20 +446,21 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
     # Far out, m j is so large that the gradient of m, a sum of such terms that cancel, drowns in rounding.
     near = ("dense", "packed", "left_pad")
     profiles = {"window": together, "causal_window": together, "alibi_key": near}
+    learnt = [LEARNT[extra] for extra in extras if extra in LEARNT]
     return Pair(
         f"attention.{name}",
         in_jax,
         in_torch,
         oracle,
         draw,
-        wrt=("query", "key", "value", *floats),
-        float32=("alibi_slopes",),
+        wrt=("query", "key", "value", *learnt),
+        float32=("alibi_slopes", "scale", "logit_softcap"),
         profiles=profiles.get(name, tuple(PROFILES)),
     )
 
 
-def _mask_with_dead_rows(rng: np.random.Generator) -> np.ndarray:
-    mask = rng.random((BATCH, 1, len(QUERIES), SEQ)) < 0.5
+def _mask_with_dead_rows(rng: np.random.Generator, heads: int) -> np.ndarray:
+    mask = rng.random((BATCH, heads, len(QUERIES), SEQ)) < 0.5
     mask[0, :, 2] = mask[1, :, -1] = False
     return mask
 
@@ -451,7 +526,7 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
             )
         )
         if scheme == "rope":
-            cos, sin = _jax_tables(pj, x, positions, "half", "leading")
+            cos, sin = _jax_tables(pj, x, positions)
             query, key = pj.apply_rotary_pos_emb(query, key, cos, sin)
         return {
             "out": pj.dot_product_attention(
@@ -495,7 +570,7 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
             )
         )
         if scheme == "rope":
-            cos, sin = _torch_tables(pt, x, positions, "half", "leading")
+            cos, sin = _torch_tables(pt, x, positions)
             query, key = pt.apply_rotary_pos_emb(query, key, cos, sin)
         out = pt.dot_product_attention(
             query,
@@ -556,8 +631,10 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
         out, vjp = oracles.attention(q, k, v, biases=biases, allowed=allowed)
 
         def gradients(g: Any) -> Any:
-            *d_qkv, d_logits = vjp(g["out"])
-            d_q, d_k, d_v = (d.cast(coarse) for d in d_qkv)
+            found = vjp(g["out"])
+            d_q, d_k, d_v = (
+                found[name].cast(coarse) for name in ("query", "key", "value")
+            )
             if scheme == "rope":
                 d_q = q_rope_vjp(d_q)[0].cast(coarse)
                 d_k = k_rope_vjp(d_k)[0].cast(coarse)
@@ -571,7 +648,7 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
                 "w_key": w_k,
                 "w_value": w_v,
                 "table": rows_vjp(d_x) if scheme == "learned" else None,
-                "slopes": bias_vjp(d_logits) if scheme == "alibi" else None,
+                "slopes": bias_vjp(found["logits"]) if scheme == "alibi" else None,
             }
 
         return {"out": out}, gradients
@@ -613,6 +690,7 @@ def _all(pj: Any, pt: Any) -> Iterator[Pair]:
             yield _rope_apply(pj, pt, layout, placement, inverse=False)
             yield _rope(pj, pt, layout, placement)
         yield _rope_apply(pj, pt, layout, "leading", inverse=True)
+    yield _pairwise(pj, pt)
     for kind in ("symmetric", "signed", "key"):
         yield _alibi(pj, pt, kind)
     for name in ATTENTION:

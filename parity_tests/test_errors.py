@@ -720,8 +720,13 @@ DIVIDES = (
     "`key` must have a number of heads that divides that of `query`, got {} and 6."
 )
 WHERE = (
-    "`query_positions` must be given with `key_positions`, and where there are not as "
-    "many queries as keys, got None for {} and {}."
+    "`query_positions` must be given where `key_positions` are or where there are not "
+    "as many queries as keys, got None for {0} and {1}; the last of the keys are "
+    "`last_positions({0}, {1})`."
+)
+SLOPES = (
+    "`alibi_slopes` must have one slope for each of the 6 heads of `query`, "
+    "got shape {}."
 )
 TOGETHER = (
     "`query_segment_ids` and `key_segment_ids` must be given together, got None for "
@@ -827,7 +832,7 @@ ATTEND = [
         }.items()
     ),
     *(
-        unfit(SDPA, case, "alibi_slopes", (6,), shape, alibi_slopes=floats(*shape))
+        bad(SDPA, case, ValueError, SLOPES.format(shape), alibi_slopes=floats(*shape))
         for case, shape in {
             "short": (5,),
             "key_heads": (3,),
@@ -836,7 +841,7 @@ ATTEND = [
             "2_axes": (1, 6),
         }.items()
     ),
-    unfit(ALIBI_SDPA, "short", "alibi_slopes", (6,), (5,), alibi=module(floats(5))),
+    bad(ALIBI_SDPA, "short", ValueError, SLOPES.format((5,)), alibi=module(floats(5))),
     bad(
         ALIBI_SDPA,
         "kind",
@@ -849,7 +854,8 @@ ATTEND = [
             ALIBI_SDPA,
             type(value).__name__,
             TypeError,
-            f"`alibi` must have `slopes` and `kind`, got {type(value).__name__}.",
+            f"`alibi` must have `slopes` and `kind`, as `AlibiPositionEmbedding` does, "
+            f"got {type(value).__name__}.",
             alibi=value,
         )
         for value in (None, [0.5], 8)
@@ -1158,8 +1164,11 @@ def test_source_raises_only_value_and_type_errors(source):
 
 @pytest.mark.parametrize("source", TWINS)
 def test_source_catches_only_type_errors(source):
+    """But that torch has no other sign of a tensor whose values cannot be seen than the error it raises."""
     caught = nodes(SOURCES[source], ast.ExceptHandler)
-    assert {ast.unparse(n.type) if n.type else "" for n in caught} <= {"TypeError"}
+    names = {ast.unparse(n.type) if n.type else "" for n in caught}
+    unseen = {"RuntimeError"} if source == "torch/learned" else set()
+    assert names <= {"TypeError"} | unseen
 
 
 def places(fw: Framework, rows: Sequence[Row]) -> set[tuple[str, int]]:

@@ -121,6 +121,11 @@ def test_compare_half_precision_allows_one_rounding():
     assert judge(twice, rounded, ONE_ROUNDING, BF16, F32) == "A_WORSE"
 
 
+def test_compare_bound_that_admits_zero_is_invalid():
+    loose = Bounded(TRUTH, np.full_like(TRUTH, 4 / unit_roundoff(F32)))
+    assert judge(RIGHT, RIGHT, loose) == "INVALID"
+
+
 def test_report_verdict_is_the_worst():
     rows = [dataclasses.replace(_row(), verdict=verdict) for verdict in VERDICTS]
     assert Report("all", tuple(rows)).verdict == "INVALID"
@@ -244,6 +249,10 @@ def test_bounded_carries_input_errors():
     assert (x * 2.0).units == 2 * 2 + 6
     assert (-x).units == 2
     assert (x + 0.0).units == 2
+    cancelled = x - x
+    assert (cancelled + 1.0).units == 4 + 1
+    assert x.cast(256.0).units == 2 + 256 * 3
+    assert x.cast(1.0).units == 2
 
 
 # Oracles ---------------------------------------------------------------------------------------------------------
@@ -266,17 +275,21 @@ def test_oracle_gradients_are_derivatives():
     allowed = np.tril(np.ones((4, 4), bool)) & (np.arange(4) != 2)[:, None]
     allowed = np.broadcast_to(allowed, (1, 4, 4, 4))
 
-    def attend(q, k, v, bias):
-        return oracles.attention(
+    def attend(q, k, v, bias, scale, cap):
+        out, vjp = oracles.attention(
             exact(q),
             exact(k),
             exact(v),
             biases=(exact(bias),),
             allowed=allowed,
-            softcap=2.0,
+            scale=exact(scale),
+            softcap=exact(cap),
         )
+        names = "query", "key", "value", "logits", "scale", "logit_softcap"
+        return out, lambda g: tuple(map(vjp(g).get, names))
 
-    _check_vjp(attend, (q, k, v, bias), rng)
+    scalars = np.array(0.7), np.array(2.0)
+    _check_vjp(attend, (q, k, v, bias, *scalars), rng)
     tables = rng.normal(size=(2, 1, 4, 2))
 
     def turn(x, cos, sin):

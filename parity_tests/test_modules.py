@@ -870,7 +870,9 @@ for scheme in ("Sinusoidal", "Learned"):
     bad(
         f"{short} channels",
         encoding,
-        ValueError("`x` must have `d_model` channels, got 6 and 7."),
+        ValueError(
+            f"`x` must have 7 channels, `d_model`, got shape {X[..., :6].shape}."
+        ),
         X[..., :6],
     )
     bad(
@@ -1537,12 +1539,12 @@ REFUSED_CALLS = {
     "fewer queries": (
         {"rope": ROPE},
         {"query": QUERY[:1]},
-        "`query_positions` must be given to `make_attention_fn`, or `decode` for a cache",
+        "`decode` for a cache, or positions, must be given to `make_attention_fn`",
     ),
     "fewer queries of ALiBi": (
         {"alibi_slopes": SLOPES},
         {"query": QUERY[:1]},
-        "`query_positions` must be given",
+        "`decode` for a cache, or positions, must be given to `make_attention_fn`",
     ),
     "decoding without mask": (
         {"rope": ROPE, "decode": True},

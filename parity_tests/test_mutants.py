@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from .mutants import MUTANTS, Kill, kill
+from .mutants import MUTANTS, kill
 
 
 def _id(mutant):
@@ -24,7 +24,9 @@ def pytest_generate_tests(metafunc):
 def test_planted_fault_is_seen(mutant):
     found = kill(mutant)
     assert found is not None, f"{mutant.name} in {mutant.file} survives {mutant.pair}"
-    assert found.verdict in ("A_WORSE", "B_WORSE", "DIVERGE", "CONTRACT")
+    side = "A_WORSE" if mutant.file.startswith("posenc_jax") else "B_WORSE"
+    raised = found.verdict.endswith("Error")
+    assert found.verdict in (side, "DIVERGE", "CONTRACT") or raised
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,6 @@ def test_mutants_are_many_and_in_every_scheme():
 
 
 def test_kill_names_the_case():
-    assert kill(MUTANTS[0]) == Kill(
-        "float64,sparse", "DIVERGE", pytest.approx(1e15, rel=1)
-    )
+    found = kill(MUTANTS[0])
+    assert (found.case, found.verdict) == ("float64,sparse", "DIVERGE")
+    assert found.ratio > 1e9

@@ -53,12 +53,14 @@ ONE_SIDED_DEFINITIONS = {
     ("_checks", "is_floating"): "a method of a torch tensor",
     ("_checks", "is_traced"): "torch has no tracers",
     ("rope", "_rotate_by_matrix"): "a TPU swaps by its matrix unit",
+    ("positions", "_check_end"): "without x64, JAX wraps at 2 ** 31",
     ("rope", "_computed_once"): "XLA on a CPU would compute a table for every head",
     ("attention", "_matmul"): "torch's autocast would round the operands",
 }
 # (object, section or argument): reason that the sentences differ.
 DIFFERENT_TEXTS = {
     ("alibi_slopes", "Returns"): "a NumPy constant in JAX, a tensor in torch",
+    ("apply_rope", "Returns"): "what a TPU does with inf and NaN",
     ("init_position_table", "key"): "JAX only",
     ("init_position_table", "generator"): "torch only",
     ("learned_position_encoding", "out_of_range"): "traced, or inside torch.compile",

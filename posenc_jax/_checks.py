@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -43,8 +44,15 @@ def compute_dtype(*arrays: Array) -> Any:
     return jnp.float64 if doubles else jnp.float32
 
 
+def is_size(value: Any) -> TypeGuard[int]:
+    """An int, or the size of a dynamic axis in a program for export."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or jax.export.is_symbolic_dim(value)
+
+
 def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not is_size(value):
         raise TypeError(f"`{name}` must be an int, got {describe(value)}.")
     if value < at_least:
         raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
@@ -55,7 +63,7 @@ def check_positive(name: str, value: Any) -> None:
     number = number and not isinstance(value, bool)
     if not number:
         raise TypeError(f"`{name}` must be a number, got {describe(value)}.")
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
 
 
@@ -161,7 +169,7 @@ def as_positions(name: str, positions: Any, *, real: bool = False) -> Array:
 
     `real` also admits float32 and float64 positions; half precision cannot tell 256 from 257 and is never admitted.
     """
-    if isinstance(positions, int) and not isinstance(positions, bool):
+    if is_size(positions):
         check_size(name, positions, at_least=0)
         return jnp.arange(positions, dtype=jax.dtypes.canonicalize_dtype(jnp.int64))
     if is_floating(positions) and real:

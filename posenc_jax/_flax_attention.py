@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ._checks import (
@@ -32,7 +33,7 @@ __all__ = ["make_attention_fn"]
 def make_attention_fn(
     *,
     rope: RopeConfig | None = None,
-    alibi_slopes: Float[Array, " heads"] | None = None,
+    alibi_slopes: Float[np.ndarray | Array, " heads"] | None = None,
     alibi_kind: Kind = "symmetric",
     query_positions: Int[Array, "*#batch q"] | int | None = None,
     key_positions: Int[Array, "*#batch k"] | int | None = None,
@@ -76,6 +77,7 @@ def make_attention_fn(
     if sliding_window is not None:
         check_size("sliding_window", sliding_window)
     _check_given(query_positions, key_positions, decode=decode)
+    encoded = not (rope is None and alibi_slopes is None and sliding_window is None)
 
     # linen passes only the arguments it finds in this signature; those that cannot be honoured are here to be
     # refused. `force_fp32_for_softmax` is not, since the softmax never has less.
@@ -113,13 +115,13 @@ def make_attention_fn(
         if decode and q_len != k_len:
             positions = _decode_positions(mask, k_len)
         elif query_positions is None:
-            if q_len != k_len:
+            if q_len != k_len and (encoded or is_causal):
                 raise ValueError(
                     f"`decode` for a cache, or positions, must be given to "
                     f"`make_attention_fn` where there are not as many queries as keys, "
                     f"got {q_len} and {k_len}."
                 )
-            positions = q_len, k_len
+            positions = (q_len, k_len) if q_len == k_len else (None, None)
         if rope is not None:
             query = _rotate("query", query, positions[0], rope)
             key = _rotate("key", key, positions[1], rope)

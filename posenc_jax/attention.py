@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ._checks import (
@@ -49,11 +50,11 @@ def dot_product_attention(
     key: Float[Array, "*batch k kv_heads head_dim"],
     value: Float[Array, "*batch k kv_heads value_dim"],
     *,
-    bias: Float[Array, "*#batch #heads #q #k"] | None = None,
-    mask: Bool[Array, "*#batch #heads #q #k"] | None = None,
+    bias: Float[Array, "*#scores"] | None = None,
+    mask: Bool[Array, "*#scores"] | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    alibi_slopes: Float[Array, " heads"] | None = None,
+    alibi_slopes: Float[np.ndarray | Array, " heads"] | None = None,
     alibi_kind: Kind = "symmetric",
     query_positions: Int[Array, "*#batch q"] | int | None = None,
     key_positions: Int[Array, "*#batch k"] | int | None = None,
@@ -79,8 +80,8 @@ def dot_product_attention(
             for keys, and for queries if there are as many queries as keys; otherwise where the queries stand
             must be said, since half of the field aligns them with the first keys and half with the last.
         query_segment_ids, key_segment_ids: Attend only where they are equal (packed documents); both or neither.
-        sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens
-            (with `is_causal`: to the last `sliding_window` keys, the query's own among them, as in Mistral).
+        sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens (with
+            `is_causal`: to the last `sliding_window` keys, its own among them, as in Hugging Face's Mistral).
         logit_softcap: Cap scaled logits to (-c, c) by c tanh(s / c), before any bias (as flash-attention does).
         implementation: "reference" or None, which chooses it; materialises [*batch, heads, q, k].
     Returns:
@@ -101,8 +102,10 @@ def dot_product_attention(
     by_position = is_causal or alibi_slopes is not None or sliding_window is not None
     positions = _positions(query_positions, key_positions, shape, required=by_position)
     segments = _segments(query_segment_ids, key_segment_ids, shape)
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    check_factor("scale", scale)
+    if scale is None:
+        scale = 1 / math.sqrt(head_dim)
+    else:
+        check_factor("scale", scale)
     if logit_softcap is not None:
         check_factor("logit_softcap", logit_softcap)
     if sliding_window is not None:
@@ -132,7 +135,7 @@ def scaled_dot_product_attention_with_alibi(
     value: Float[Array, "*batch k kv_heads value_dim"],
     alibi: Any,
     *,
-    mask: Bool[Array, "*#batch #heads #q #k"] | None = None,
+    mask: Bool[Array, "*#scores"] | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     query_positions: Int[Array, "*#batch q"] | int | None = None,

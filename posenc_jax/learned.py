@@ -48,8 +48,8 @@ def learned_position_encoding(
         table: Trainable rows, [max_len, dim], any float dtype.
         positions: An int n for 0..n-1, or an array of integers of any shape. Negative ones are out
             of range, never counted from the end.
-        out_of_range: What a position outside 0..max_len-1 does. "error" raises (for traced positions, whose
-            values cannot be seen, it acts as "nan"); "nan" gives a row of NaN that passes no gradient;
+        out_of_range: What a position outside 0..max_len-1 does. "error" raises (where values cannot be seen, as
+            those of a traced array, it acts as "nan"); "nan" gives a row of NaN that passes no gradient;
             "clip" gives the nearest row, with its gradient.
     Returns:
         [*positions, dim] in the dtype of `table`.

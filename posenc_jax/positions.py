@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ._checks import as_integers, as_positions, check_size
+from ._checks import as_integers, as_positions, check_size, is_size, is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -33,12 +34,15 @@ def position_range(
         ValueError: if `length` is negative.
     """
     check_size("length", length, at_least=0)
-    if isinstance(offset, int) and not isinstance(offset, bool):
-        ends = np.array([offset, offset + max(length - 1, 0)])
-        dtype = as_integers("offset", ends).dtype
+    if is_size(offset):
+        if isinstance(offset, int):
+            _check_end(np.array(offset), length)
+        dtype = jax.dtypes.canonicalize_dtype(jnp.int64)
         return jnp.arange(offset, offset + length, dtype=dtype)
-    offset = as_positions("offset", offset)
-    return offset[..., None] + jnp.arange(length, dtype=offset.dtype)
+    starts = as_positions("offset", offset)
+    if not is_traced(offset):
+        _check_end(np.asarray(offset), length)
+    return starts[..., None] + jnp.arange(length, dtype=starts.dtype)
 
 
 def last_positions(query_len: int, key_len: int) -> Int[Array, " query_len"]:
@@ -57,3 +61,9 @@ def last_positions(query_len: int, key_len: int) -> Int[Array, " query_len"]:
     check_size("query_len", query_len, at_least=0)
     check_size("key_len", key_len, at_least=query_len)
     return position_range(query_len, offset=key_len - query_len)
+
+
+def _check_end(offset: np.ndarray, length: int) -> None:
+    """Refuse a last position that would wrap around."""
+    if isinstance(length, int):
+        as_integers("offset", offset[..., None] + np.array([0, max(length - 1, 0)]))

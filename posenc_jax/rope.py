@@ -96,8 +96,8 @@ class RopeConfig:
     def inv_freq(self, *, dtype: Any = "float32") -> Float[np.ndarray, " n"]:
         """Angles per token of each pair, fastest first: base ** (-2 i / rotary_dim).
 
-        Computed on the host in Python's float64 and rounded once, so that both frameworks hold the same bits, in
-        any compiled program too. (XLA rewrites a traced power: cosines then part by 4e-3 at position 131071.)
+        Computed on the host in Python's float64 and rounded once to float32, so that both frameworks hold the same
+        bits, in any compiled program too. (XLA rewrites a traced power: cosines then part by 4e-3 at position 131071.)
 
         Args:
             dtype: float32 or float64. (The default is a name because `torch.compile` takes no NumPy type.)
@@ -130,7 +130,7 @@ def rope_cos_sin(
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
         attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32
-            model does; the angle is then off by about 2 ** -24 of itself, 8e-3 radians at 131072.
+            model does; the angle is then off by up to 7.8e-3 radians at position 131071.
         dtype: float32 or float64, of the arithmetic and of the tables.
     Returns:
         cos and sin, [*positions, n], in `dtype`.
@@ -179,7 +179,8 @@ def apply_rope(
         inverse: Rotate back, by the negative angle.
     Returns:
         Rotated x, same shape and dtype. Computed in float32 (float64 if x or a table is), rounded
-        once at the end; channels that do not rotate are returned bit for bit.
+        once at the end; channels that do not rotate are returned bit for bit. (On a TPU an inf or NaN makes every
+        rotated channel of its head NaN.)
     Raises:
         TypeError: if x or a table is not floating-point.
         ValueError: if shapes do not fit, or `layout` or `placement` is unknown.
@@ -266,7 +267,8 @@ def permute_rope_weights(
     ones: queries and keys are permuted alike, and their products do not see a common permutation.
 
     Args:
-        weight: `Dense` kernel [in_features, num_heads * head_dim], or a bias [num_heads * head_dim].
+        weight: `Dense` kernel [in_features, num_heads * head_dim], or a bias [num_heads * head_dim]. (Reshape Flax's
+            attention kernels [in_features, num_heads, head_dim] to two axes and back.)
         num_heads: Heads of this projection (key heads for a grouped key projection).
         to: The layout the weights will be used with, "half" or "interleaved".
         rotary_dim: Channels that rotate in each head; None means all.
@@ -297,11 +299,14 @@ def permute_rope_weights(
 def _computed_once(table: Array) -> Array:
     """Keep XLA on a CPU from fusing a table into its use, where every head would compute it again.
 
-    An optimization barrier does not stop it, a matrix product does; that with the identity is exact.
+    An optimization barrier does not stop it, a matrix product does; that with the identity is exact
+    (but an inf or NaN frequency spoils every column).
     """
 
     def by_identity(table: Array) -> Array:
-        return jnp.matmul(table, jnp.eye(table.shape[-1], dtype=table.dtype))
+        return jnp.matmul(
+            table, jnp.eye(table.shape[-1], dtype=table.dtype), precision="highest"
+        )
 
     return jax.lax.platform_dependent(table, cpu=by_identity, default=lambda t: t)
 

@@ -57,7 +57,7 @@ def sinusoidal_position_encoding(
         inv_freq[i] = base ** (-i / (half - 1))     spacing "endpoint", tensor2tensor's, half = dim // 2
 
     An odd `dim` with spacing "dim" has one sine more than cosines, so every frequency of the formula
-    appears (Marian's rule); with spacing "endpoint" the last column is zero (tensor2tensor's rule).
+    appears (Hugging Face's rule for Marian); with spacing "endpoint" the last column is zero (tensor2tensor's rule).
 
     Args:
         positions: An int n for 0..n-1, or an array of any shape: integers in tokens, or float32 or

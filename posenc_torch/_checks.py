@@ -32,8 +32,15 @@ def compute_dtype(*arrays: Tensor) -> torch.dtype:
     return torch.float64 if doubles else torch.float32
 
 
+def is_size(value: Any) -> TypeGuard[int]:
+    """An int, or the size of a dynamic axis in a program for export."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, (int, torch.SymInt))
+
+
 def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not is_size(value):
         raise TypeError(f"`{name}` must be an int, got {describe(value)}.")
     if value < at_least:
         raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
@@ -44,7 +51,7 @@ def check_positive(name: str, value: Any) -> None:
     number = number and not isinstance(value, bool)
     if not number:
         raise TypeError(f"`{name}` must be a number, got {describe(value)}.")
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
 
 
@@ -149,7 +156,7 @@ def as_positions(
 
     `real` also admits float32 and float64 positions; half precision cannot tell 256 from 257 and is never admitted.
     """
-    if isinstance(positions, int) and not isinstance(positions, bool):
+    if is_size(positions):
         check_size(name, positions, at_least=0)
         return torch.arange(positions, device=device)
     if is_array(positions) and positions.is_floating_point() and real:

@@ -48,8 +48,8 @@ def dot_product_attention(
     key: Float[Tensor, "*batch kv_heads k head_dim"],
     value: Float[Tensor, "*batch kv_heads k value_dim"],
     *,
-    bias: Float[Tensor, "*#batch #heads #q #k"] | None = None,
-    mask: Bool[Tensor, "*#batch #heads #q #k"] | None = None,
+    bias: Float[Tensor, "*#scores"] | None = None,
+    mask: Bool[Tensor, "*#scores"] | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     alibi_slopes: Float[Tensor, " heads"] | None = None,
@@ -78,8 +78,8 @@ def dot_product_attention(
             for keys, and for queries if there are as many queries as keys; otherwise where the queries stand
             must be said, since half of the field aligns them with the first keys and half with the last.
         query_segment_ids, key_segment_ids: Attend only where they are equal (packed documents); both or neither.
-        sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens
-            (with `is_causal`: to the last `sliding_window` keys, the query's own among them, as in Mistral).
+        sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens (with
+            `is_causal`: to the last `sliding_window` keys, its own among them, as in Hugging Face's Mistral).
         logit_softcap: Cap scaled logits to (-c, c) by c tanh(s / c), before any bias (as flash-attention does).
         implementation: "reference" or None, which chooses it; materialises [*batch, heads, q, k].
     Returns:
@@ -102,8 +102,10 @@ def dot_product_attention(
         query_positions, key_positions, shape, query.device, required=by_position
     )
     segments = _segments(query_segment_ids, key_segment_ids, shape)
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    check_factor("scale", scale)
+    if scale is None:
+        scale = 1 / math.sqrt(head_dim)
+    else:
+        check_factor("scale", scale)
     if logit_softcap is not None:
         check_factor("logit_softcap", logit_softcap)
     if sliding_window is not None:
@@ -131,7 +133,7 @@ def scaled_dot_product_attention_with_alibi(
     value: Float[Tensor, "*batch kv_heads k value_dim"],
     alibi: Any,
     *,
-    mask: Bool[Tensor, "*#batch #heads #q #k"] | None = None,
+    mask: Bool[Tensor, "*#scores"] | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     query_positions: Int[Tensor, "*#batch q"] | int | None = None,

@@ -45,9 +45,9 @@ def learned_position_encoding(
         table: Trainable rows, [max_len, dim], any float dtype.
         positions: An int n for 0..n-1, or an array of integers of any shape. Negative ones are out
             of range, never counted from the end.
-        out_of_range: What a position outside 0..max_len-1 does. "error" raises (inside `torch.compile`, where
-            values cannot be seen, it acts as "nan"); "nan" gives a row of NaN that passes no gradient;
-            "clip" gives the nearest row, with its gradient.
+        out_of_range: What a position outside 0..max_len-1 does. "error" raises (where values cannot be seen, as
+            inside `torch.compile`, under vmap or on the meta device, it acts as "nan"); "nan" gives a row
+            of NaN that passes no gradient; "clip" gives the nearest row, with its gradient.
     Returns:
         [*positions, dim] in the dtype of `table`.
     Raises:
@@ -114,7 +114,12 @@ def _check_range(positions: int | Tensor, max_len: int) -> None:
     elif positions.numel() == 0 or torch.compiler.is_compiling():
         return
     else:
-        low, high = int(positions.min()), int(positions.max())
+        try:
+            low, high = int(positions.min()), int(positions.max())
+        except (
+            RuntimeError
+        ):  # On the meta device and under vmap there is nothing to see.
+            return
     if low < 0 or high >= max_len:
         raise ValueError(
             f"`positions` must be in 0..{max_len - 1}, the rows of `table`, "

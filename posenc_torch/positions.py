@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ._checks import as_positions, check_size
+from ._checks import as_positions, check_size, is_size
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -31,7 +31,7 @@ def position_range(
         ValueError: if `length` is negative.
     """
     check_size("length", length, at_least=0)
-    if isinstance(offset, int) and not isinstance(offset, bool):
+    if is_size(offset):
         return torch.arange(offset, offset + length)
     offset = as_positions("offset", offset)
     return offset[..., None] + torch.arange(length, device=offset.device)

@@ -94,8 +94,8 @@ class RopeConfig:
     def inv_freq(self, *, dtype: Any = "float32") -> Float[np.ndarray, " n"]:
         """Angles per token of each pair, fastest first: base ** (-2 i / rotary_dim).
 
-        Computed on the host in Python's float64 and rounded once, so that both frameworks hold the same bits, in
-        any compiled program too. (XLA rewrites a traced power: cosines then part by 4e-3 at position 131071.)
+        Computed on the host in Python's float64 and rounded once to float32, so that both frameworks hold the same
+        bits, in any compiled program too. (XLA rewrites a traced power: cosines then part by 4e-3 at position 131071.)
 
         Args:
             dtype: float32 or float64. (The default is a name because `torch.compile` takes no NumPy type.)
@@ -128,7 +128,7 @@ def rope_cos_sin(
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
         attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32
-            model does; the angle is then off by about 2 ** -24 of itself, 8e-3 radians at 131072.
+            model does; the angle is then off by up to 7.8e-3 radians at position 131071.
         dtype: float32 or float64, of the arithmetic and of the tables.
     Returns:
         cos and sin, [*positions, n], in `dtype`.

@@ -28,6 +28,7 @@ __all__ = [
     "rotate",
     "sinusoid",
     "sinusoid_times_gradient",
+    "summed_to",
     "who_may_attend",
 ]
 
@@ -248,21 +249,24 @@ def attention(
     *,
     biases: tuple[Bounded, ...] = (),
     allowed: np.ndarray,
-    softcap: float | None = None,
-    scale: float | None = None,
-) -> tuple[Bounded, Callable[[Bounded], tuple[Bounded, ...]]]:
+    softcap: Bounded | float | None = None,
+    scale: Bounded | float | None = None,
+) -> tuple[Bounded, Callable[[Bounded], dict[str, Bounded]]]:
     """softmax(q k^T / sqrt(d) + bias) v over the allowed keys (Vaswani et al., 2017, eq. 1), else zeros."""
     group = query.value.shape[2] // key.value.shape[2]
     q, k, v = (
         x.move(lambda a: np.swapaxes(a, 1, 2))
         for x in (query, _repeat(key, group), _repeat(value, group))
     )
-    factor = np.float64(1 / np.sqrt(q.value.shape[-1]) if scale is None else scale)
-    factor = Bounded(factor, factor)
-    scores = (q @ _transpose(k)) * factor
+    scale = 1 / np.sqrt(q.value.shape[-1]) if scale is None else scale
+    factor = scale if isinstance(scale, Bounded) else Bounded(*np.full(2, scale))
+    products = q @ _transpose(k)
+    scores = products * factor
     if softcap is not None:
-        capped = tanh(scores * (1 / softcap))
-        logits = capped * softcap
+        cap = exact(softcap)
+        relative = scores / cap
+        capped = tanh(relative)
+        logits = capped * cap
     else:
         logits = scores
     for bias in biases:
@@ -275,22 +279,23 @@ def attention(
     total = weights.sum(-1, keepdims=True)
     weights = weights / where(total.value == 0, 1.0, total)
 
-    def vjp(g: Bounded) -> tuple[Bounded, ...]:
+    def vjp(g: Bounded) -> dict[str, Bounded]:
         g = g.move(lambda a: np.swapaxes(a, 1, 2))
         d_weights = g @ _transpose(v)
         mean = (weights * d_weights).sum(-1, keepdims=True)
         d_logits = weights * (d_weights - mean)
+        found = {"logits": d_logits}
         d_scores = d_logits
         if softcap is not None:
-            d_capped = d_logits * softcap
-            d_scores = d_capped * (exact(1.0) - capped * capped) * (1 / softcap)
-        d_scores = d_scores * factor
-        return (
-            _heads_last(d_scores @ k, 1),
-            _heads_last(_transpose(d_scores) @ q, group),
-            _heads_last(_transpose(weights) @ g, group),
-            d_logits,
-        )
+            slope = exact(1.0) - capped * capped
+            d_scores = d_logits * cap * slope / cap
+            found["logit_softcap"] = _total(d_logits * (capped - relative * slope))
+        return found | {
+            "query": _heads_last(d_scores * factor @ k, 1),
+            "key": _heads_last(_transpose(d_scores * factor) @ q, group),
+            "value": _heads_last(_transpose(weights) @ g, group),
+            "scale": _total(d_scores * products),
+        }
 
     return _heads_last(weights @ v, 1), vjp
 
@@ -315,6 +320,17 @@ def add(*terms: Bounded, coarse: float = 1.0) -> Bounded:
     size = np.sum([np.abs(term.value) for term in terms], axis=0)
     units = np.sum([term.units for term in terms], axis=0)
     return Bounded(value, units + coarse * (len(terms) - 1) * size)
+
+
+def summed_to(x: Bounded, shape: tuple[int, ...]) -> Bounded:
+    """The gradient of what was broadcast from `shape`."""
+    x = x.sum(tuple(range(x.value.ndim - len(shape))))
+    ones = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    return x.sum(ones, keepdims=True)
+
+
+def _total(x: Bounded) -> Bounded:
+    return x.move(np.ravel).sum(0)
 
 
 def _repeat(x: Bounded, group: int) -> Bounded:

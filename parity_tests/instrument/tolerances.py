@@ -1,4 +1,7 @@
-"""Every constant of the verdict, with its reason. There are no others: bounds come from the oracle's own analysis."""
+"""Every constant of a verdict, with its reason; the rest of a bound is the oracle's own error analysis.
+
+Tests of a property state their tolerance, and its reason, at the top of their file.
+"""
 
 from __future__ import annotations
 
