@@ -11,6 +11,7 @@ That result is as good as the truth, so it shows how far rounding alone takes Py
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 import textwrap
@@ -27,7 +28,7 @@ from parity_tests import blocks_nnx, blocks_torch
 from parity_tests.instrument import DTYPES, PASSING, VERDICTS, compare
 from parity_tests.instrument.bounded import Bounded
 from parity_tests.instrument.frameworks import unit_roundoff
-from parity_tests.instrument.tolerances import PEER_FACTOR, PEER_FLOOR_UNITS
+from parity_tests.instrument.tolerances import PEER_FACTOR
 
 BATCH, SEQ, DIM = 2, 256, 96
 SIZES = {"dim": DIM, "num_heads": 6, "max_len": SEQ}
@@ -74,7 +75,7 @@ def main() -> int:
         print(LINE.format(scheme, str(x.shape), *cells))
     print(
         f'\n"a of b": in float32 JAX and PyTorch differ by a, and rounding allows b, '
-        f"{PEER_FACTOR:g} times the error of the better one.\nGradients: of x and all "
+        f"{PEER_FACTOR:g} times an honest error.\nGradients: of x and all "
         f"weights, the one nearest its limit. Float64: the difference there, as a share "
         f"of the largest number."
     )
@@ -107,13 +108,14 @@ def compare_twins(x: np.ndarray) -> dict[str, dict[str, Result]]:
 def judge(a: np.ndarray, b: np.ndarray, a64: np.ndarray, b64: np.ndarray) -> Result:
     """Judge one tensor of JAX, a, and of PyTorch, b, by what both are in float64.
 
-    Neither side may be PEER_FACTOR times worse than the other. An error counts as at least an ordinary rounding of the
-    largest number, in case it was lucky.
+    Neither side may be PEER_FACTOR times worse than the other. A sum of n terms is off by about sqrt(n) roundings of
+    the largest number, and none here has more terms than there are tokens; an error counts as at least that, in
+    case it was lucky.
     """
     size = np.abs(b64).max()
     units = np.full(b64.shape, SAME_FUNCTION * size / unit_roundoff(F64))
     same = compare("", a64, b64, Bounded(b64, units), dtype=F64, compute=F64)
-    rounding = PEER_FLOOR_UNITS * unit_roundoff(F32) * size
+    rounding = math.sqrt(BATCH * SEQ) * unit_roundoff(F32) * size
     error_a, error_b = (max(np.abs(x - b64).max(), rounding) for x in (a, b))
     difference = np.abs(a - b).max()
     if same.verdict not in PASSING:

@@ -126,7 +126,7 @@ _TABLE = [
     ("float16 rotated in float16", "posenc_jax/rope.py", "dtype = compute_dtype(x, cos, sin)\n    rotary, rest", "dtype = x.dtype if x.dtype == jnp.float16 else compute_dtype(x, cos, sin)\n    rotary, rest", "rope.half.leading"),
     ("sign of the position lost", "posenc_jax/rope.py", "positions[..., None].astype(dtype)", "jnp.abs(positions)[..., None].astype(dtype)", "rope.half.leading"),
     ("attention factor on the cosine only", "posenc_jax/rope.py", "jnp.sin(angle) * factor", "jnp.sin(angle)", "rope.half.leading"),
-    ("attention factor not learnable", "posenc_torch/rope.py", "torch.sin(angle) * attention_factor", "torch.sin(angle) * torch.as_tensor(attention_factor).detach()", "rope.half.leading"),
+    ("attention factor not learnable", "posenc_torch/rope.py", "torch.sin(angle) * attention_factor", "torch.sin(angle) * torch.as_tensor(attention_factor).detach()", "rope.half.leading.learnt_factor"),
     ("layout forgotten for the keys", "posenc_jax/rope.py", "apply_rope(k, cos, sin, layout=layout)", "apply_rope(k, cos, sin)", "rope_apply.pairwise"),
     # Sinusoidal
     ("halves for interleaved", "posenc_jax/sinusoidal.py", "if layout == \"half\":", "if layout != \"half_cos_first\":", "sinusoidal.interleaved.dim.10"),

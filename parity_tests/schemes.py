@@ -164,8 +164,10 @@ def _rope_apply(pj: Any, pt: Any, layout: str, placement: str, inverse: bool) ->
     )
 
 
-def _rope(pj: Any, pt: Any, layout: str, placement: str) -> Pair:
-    """From positions, half of them negative, to tables with a learnt factor and rotated channels."""
+def _rope(
+    pj: Any, pt: Any, layout: str, placement: str, *, learnt_factor: bool = False
+) -> Pair:
+    """From positions, half of them negative, to tables with an attention factor and rotated channels."""
     static = {"layout": layout, "placement": placement}
 
     def draw(rng: np.random.Generator, profile: str) -> Any:
@@ -198,13 +200,15 @@ def _rope(pj: Any, pt: Any, layout: str, placement: str) -> Pair:
         return {"cos": cos, "sin": sin, "out": out}, gradients
 
     return Pair(
-        f"rope.{layout}.{placement}",
+        f"rope.{layout}.{placement}{'.learnt_factor' if learnt_factor else ''}",
         in_jax,
         in_torch,
         oracle,
         draw,
-        wrt=("x", "factor"),
+        wrt=("x", "factor") if learnt_factor else ("x",),
         float32=("cos", "sin", "factor"),
+        # A gradient summed over all angles drowns in their rounding where they are large.
+        profiles=("dense", "packed", "left_pad") if learnt_factor else tuple(PROFILES),
     )
 
 
@@ -690,6 +694,7 @@ def _all(pj: Any, pt: Any) -> Iterator[Pair]:
             yield _rope_apply(pj, pt, layout, placement, inverse=False)
             yield _rope(pj, pt, layout, placement)
         yield _rope_apply(pj, pt, layout, "leading", inverse=True)
+    yield _rope(pj, pt, "half", "leading", learnt_factor=True)
     yield _pairwise(pj, pt)
     for kind in ("symmetric", "signed", "key"):
         yield _alibi(pj, pt, kind)
