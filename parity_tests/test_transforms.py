@@ -1001,3 +1001,39 @@ def test_x64_does_not_widen_float32(name):
     with jax.enable_x64(True):
         found = jax.eval_shape(jax_call(name), drawn(name))
     assert {v.dtype.name for v in found} == {"float32"}
+
+
+# Programs for export, and those that a number turns into ------------------------------
+
+
+def attend_by_position(package: Any, x: Any) -> Any:
+    slopes = package.alibi_slopes(2)
+    return package.dot_product_attention(x, x, x, is_causal=True, alibi_slopes=slopes)
+
+
+def test_jax_export_with_symbolic_sizes():
+    batch, seq = jax.export.symbolic_shape("batch, seq")
+    attend = jax.jit(lambda x: attend_by_position(posenc_jax, x))
+    spec = jax.ShapeDtypeStruct((batch, seq, 2, 8), jnp.float32)
+    exported = jax.export.export(attend)(spec)
+    x = np.random.default_rng(0).normal(size=(2, 5, 2, 8)).astype(np.float32)
+    np.testing.assert_array_equal(exported.call(x), attend(x))
+
+
+def test_torch_export_with_a_dynamic_axis():
+    table = posenc_torch.LearnedPositionalEncoding(64, 8)
+    sizes = {"x": {1: torch.export.Dim("seq", min=2, max=60)}}
+    exported = torch.export.export(table, (torch.ones(2, 5, 8),), dynamic_shapes=sizes)
+    x = torch.ones(2, 9, 8)
+    assert torch.equal(exported.module()(x), table(x))
+
+
+def test_torch_compile_takes_numbers_and_sizes_that_vary():
+    def attend(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return posenc_torch.dot_product_attention(x, x, x, is_causal=True, scale=scale)
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, backend="eager", fullgraph=True)
+    for size, scale in ((4, 0.1), (6, 0.2), (8, 0.3)):
+        x = torch.ones(1, 2, size, size)
+        assert torch.equal(compiled(x, scale), attend(x, scale))
