@@ -545,6 +545,17 @@ ROPE = [
         angles="float16",
     ),
     *(
+        bad(
+            "rope_cos_sin",
+            f"exact_{value}",
+            ValueError,
+            f"`inv_freq` must be finite for exact angles, got [{value}].",
+            angles="exact",
+            inv_freq=np.array([value], np.float32),
+        )
+        for value in (np.inf, np.nan)
+    ),
+    *(
         bad(f, f"columns_{n}", ValueError, COLUMNS.format(n), **both(5, n))
         for f in ("apply_rope", ROTARY)
         for n in (0, 5, 8)
@@ -1180,8 +1191,16 @@ def places(fw: Framework, rows: Sequence[Row]) -> set[tuple[str, int]]:
 @pytest.fixture(scope="module")
 def reached() -> set[tuple[str, int]]:
     """Where each row of the tables, one-sided ones too, is raised."""
+    with jax.enable_x64(True):
+        found = places(JAX, X64_ON) | places(TORCH, X64_ON)
     with jax.enable_x64(False):
-        return places(JAX, [*ROWS, *X64_OFF]) | places(TORCH, [*ROWS, *TORCH_ONLY])
+        found |= places(JAX, [*ROWS, *X64_OFF]) | places(TORCH, [*ROWS, *TORCH_ONLY])
+    with pytest.raises(TypeError, match="must be a constant") as error:
+        jax.jit(lambda inv_freq: posenc_jax.rope_cos_sin(4, inv_freq, angles="exact"))(
+            np.ones(4, np.float32)
+        )
+    last = traceback.extract_tb(error.value.__traceback__)[-1]
+    return found | {(last.filename, last.lineno or 0)}
 
 
 @pytest.mark.parametrize("source", TWINS)
@@ -1199,6 +1218,24 @@ def test_rows_reach_every_raise(source, reached):
 
 NEEDS_X64 = "`dtype` float64 needs `jax_enable_x64`, which is off."
 BIG = 2**31
+X64_ON = [
+    bad(
+        "rope_cos_sin",
+        "exact_far",
+        ValueError,
+        "`positions` must fit int32 for exact angles, got 2147483648 to 2147483648.",
+        angles="exact",
+        positions=ints([BIG], "int64"),
+    ),
+    bad(
+        "rope_cos_sin",
+        "exact_float64",
+        ValueError,
+        "`dtype` must be float32 for exact angles, got float64.",
+        angles="exact",
+        dtype=dtype("float64"),
+    ),
+]
 X64_OFF = [
     *(
         bad(function, "float64", ValueError, NEEDS_X64, dtype=dtype("float64"))
@@ -1283,6 +1320,14 @@ TORCH_ONLY = [
         dtype="float32",
     ),
 ]
+
+
+@pytest.mark.parametrize("row", X64_ON, ids=lambda row: row.id)
+def test_error_is_one_sentence_in_both_with_x64(row):
+    with jax.enable_x64(True):
+        errors = [raised(fw, row) for fw in FRAMEWORKS]
+    assert [type(error) for error in errors] == [row.error] * 2
+    assert all(matches(row, error) for error in errors), errors
 
 
 @pytest.mark.parametrize("row", X64_OFF, ids=lambda row: row.id)

@@ -54,6 +54,7 @@ ONE_SIDED_DEFINITIONS = {
     ("_checks", "is_traced"): "torch has no tracers",
     ("rope", "_rotate_by_matrix"): "a TPU swaps by its matrix unit",
     ("positions", "_check_end"): "without x64, JAX wraps at 2 ** 31",
+    ("_exact", "_high_half"): "without x64, JAX has no 64-bit product",
     ("rope", "_computed_once"): "XLA on a CPU would compute a table for every head",
     ("attention", "_matmul"): "torch's autocast would round the operands",
 }

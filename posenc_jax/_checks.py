@@ -180,3 +180,26 @@ def as_positions(name: str, positions: Any, *, real: bool = False) -> Array:
             f"got {describe(positions)}."
         )
     return as_integers(name, positions)
+
+
+def as_exact_frequencies(name: str, table: Any) -> np.ndarray:
+    """Finite host values: exact angles are prepared in integers, before any program runs."""
+    if is_traced(table):
+        raise TypeError(
+            f"`{name}` must be a constant for exact angles, got a traced one."
+        )
+    as_table(name, table)
+    host = np.asarray(table)
+    if not np.isfinite(host).all():
+        raise ValueError(f"`{name}` must be finite for exact angles, got {host}.")
+    return host
+
+
+def check_int32(name: str, positions: Array) -> None:
+    if is_traced(positions) or positions.size == 0:
+        return
+    low, high = int(np.asarray(positions).min()), int(np.asarray(positions).max())
+    if low < -(2**31) or high >= 2**31:
+        raise ValueError(
+            f"`{name}` must fit int32 for exact angles, got {low} to {high}."
+        )

@@ -167,3 +167,22 @@ def as_positions(
             f"got {describe(positions)}."
         )
     return as_integers(name, positions)
+
+
+def as_exact_frequencies(name: str, table: Any) -> np.ndarray:
+    """Finite host values: exact angles are prepared in integers, before any program runs."""
+    as_table(name, table, torch.device("cpu"))
+    host = np.asarray(table.detach().cpu() if is_array(table) else table)
+    if not np.isfinite(host).all():
+        raise ValueError(f"`{name}` must be finite for exact angles, got {host}.")
+    return host
+
+
+def check_int32(name: str, positions: Tensor) -> None:
+    if positions.numel() == 0 or torch.compiler.is_compiling():
+        return
+    low, high = int(positions.min()), int(positions.max())
+    if low < -(2**31) or high >= 2**31:
+        raise ValueError(
+            f"`{name}` must fit int32 for exact angles, got {low} to {high}."
+        )

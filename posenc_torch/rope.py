@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import _exact
 from ._checks import (
+    as_exact_frequencies,
     as_floating,
     as_positions,
     as_table,
@@ -29,11 +31,13 @@ from ._checks import (
     check_factor,
     check_fits,
     check_flag,
+    check_int32,
     check_positive,
     check_rank,
     check_size,
     check_table_dtype,
     compute_dtype,
+    dtype_name,
     host_dtype,
 )
 
@@ -51,9 +55,11 @@ __all__ = [
 
 Layout = Literal["half", "interleaved"]
 Placement = Literal["leading", "trailing"]
+Angles = Literal["float32", "exact"]
 
 LAYOUTS = ("half", "interleaved")
 PLACEMENTS = ("leading", "trailing")
+ANGLES = ("float32", "exact")
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def rope_cos_sin(
     inv_freq: Float[np.ndarray | Tensor, " n"],
     *,
     attention_factor: float = 1.0,
-    angles: Literal["float32"] = "float32",
+    angles: Angles = "float32",
     dtype: Any = torch.float32,
 ) -> tuple[Float[Tensor, "*positions n"], Float[Tensor, "*positions n"]]:
     """Tabulate the cosine and sine of every pair's angle, one column per pair.
@@ -127,25 +133,33 @@ def rope_cos_sin(
         positions: Token positions: an int n for 0..n-1, or an array of integers of any shape.
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
         attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for.
-        angles: How the angle is formed. "float32": one product in `dtype`, what every float32
-            model does; the angle is then off by up to 7.8e-3 radians at position 131071.
+        angles: How the angle is formed. "float32": one product in `dtype`, what every float32 model does;
+            the angle is then off by up to 7.8e-3 radians at position 131071. "exact": in integers, so that
+            cos and sin are right to 1.2e-7 at every int32 position, and the same distance gives the same score
+            wherever it is; `inv_freq` must be a constant, best in float64, and `dtype` float32.
         dtype: float32 or float64, of the arithmetic and of the tables.
     Returns:
         cos and sin, [*positions, n], in `dtype`.
     Raises:
         TypeError: if positions are not integers, or a dtype is not float32 or float64.
-        ValueError: if `inv_freq` is not one axis, or `angles` is unknown.
+        ValueError: if `inv_freq` is not one axis, `angles` is unknown, or exact ones are asked for in float64,
+            of a frequency that is not finite or a position that does not fit int32.
     Source:
         arXiv:2104.09864, eq. 15.
     """
     check_table_dtype("dtype", dtype)
-    check_choice("angles", angles, ("float32",))
+    check_choice("angles", angles, ANGLES)
     check_factor("attention_factor", attention_factor)
     device = inv_freq.device if isinstance(inv_freq, Tensor) else None
     positions = as_positions("positions", positions, device=device)
-    inv_freq = as_table("inv_freq", inv_freq, positions.device)
+    frequencies, inv_freq = inv_freq, as_table("inv_freq", inv_freq, positions.device)
     if inv_freq.ndim != 1:
         raise ValueError(f"`inv_freq` must be [n], got shape {tuple(inv_freq.shape)}.")
+    if angles == "exact":
+        _check_exact(positions, dtype)
+        turns = _exact.turns(as_exact_frequencies("inv_freq", frequencies))
+        cos, sin = _exact.cos_sin(positions, turns)
+        return cos * attention_factor, sin * attention_factor
     # A broadcast product, never a matmul: TF32 or bfloat16 passes would round the positions.
     angle = positions[..., None].to(dtype) * inv_freq.to(dtype)
     return torch.cos(angle) * attention_factor, torch.sin(angle) * attention_factor
@@ -349,6 +363,14 @@ def _check_rotary_dim(rotary_dim: Any, head_dim: int) -> None:
         raise ValueError(
             f"`rotary_dim` must be even and at most `head_dim`, "
             f"got {rotary_dim} and {head_dim}."
+        )
+
+
+def _check_exact(positions: Tensor, dtype: Any) -> None:
+    check_int32("positions", positions)
+    if dtype_name(dtype) != "float32":
+        raise ValueError(
+            f"`dtype` must be float32 for exact angles, got {dtype_name(dtype)}."
         )
 
 
