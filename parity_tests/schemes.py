@@ -501,42 +501,36 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
             **{name: optional[name] for name in learnt},
         }
 
-    def in_jax(
-        x: Any,
-        w_query: Any,
-        w_key: Any,
-        w_value: Any,
-        positions: Any,
-        segment_ids: Any,
-        table: Any = None,
-        slopes: Any = None,
+    def side(
+        package: Any, tables: Any, float64: Any, float32: Any, project: Any
     ) -> Any:
-        if scheme == "sinusoidal":
-            dtype = _table_dtype(x, jnp.float64, jnp.float32)
-            table_rows = pj.sinusoidal_position_encoding(
-                positions, MODEL_DIM, base=BASE, dtype=dtype
-            )
-            x = pj.add_position_encoding(x, table_rows)
-        if scheme == "learned":
-            table_rows = pj.learned_position_encoding(table, positions)
-            x = pj.add_position_encoding(x, table_rows)
-        split = (*x.shape[:-1], -1)
-        query, key, value = (
-            jnp.matmul(x, w, precision="highest").reshape(*split, width)
-            for w, width in (
-                (w_query, HEAD_DIM),
-                (w_key, HEAD_DIM),
-                (w_value, VALUE_DIM),
-            )
-        )
-        if scheme == "rope":
-            cos, sin = _jax_tables(pj, x, positions)
-            query, key = pj.apply_rotary_pos_emb(query, key, cos, sin)
-        return {
-            "out": pj.dot_product_attention(
+        def path(
+            x: Any,
+            w_query: Any,
+            w_key: Any,
+            w_value: Any,
+            positions: Any,
+            segment_ids: Any,
+            table: Any = None,
+            slopes: Any = None,
+        ) -> Any:
+            if scheme == "sinusoidal":
+                dtype = _table_dtype(x, float64, float32)
+                rows = package.sinusoidal_position_encoding(
+                    positions, MODEL_DIM, base=BASE, dtype=dtype
+                )
+                x = package.add_position_encoding(x, rows)
+            if scheme == "learned":
+                rows = package.learned_position_encoding(table, positions)
+                x = package.add_position_encoding(x, rows)
+            query, key = project(x, w_query, HEAD_DIM), project(x, w_key, HEAD_DIM)
+            if scheme == "rope":
+                cos, sin = tables(package, x, positions)
+                query, key = package.apply_rotary_pos_emb(query, key, cos, sin)
+            return package.dot_product_attention(
                 query,
                 key,
-                value,
+                project(x, w_value, VALUE_DIM),
                 is_causal=True,
                 alibi_slopes=slopes,
                 query_positions=positions,
@@ -544,50 +538,24 @@ def _path(pj: Any, pt: Any, scheme: str) -> Pair:
                 query_segment_ids=segment_ids,
                 key_segment_ids=segment_ids,
             )
-        }
 
-    def in_torch(
-        x: Any,
-        w_query: Any,
-        w_key: Any,
-        w_value: Any,
-        positions: Any,
-        segment_ids: Any,
-        table: Any = None,
-        slopes: Any = None,
-    ) -> Any:
-        if scheme == "sinusoidal":
-            dtype = _table_dtype(x, torch.float64, torch.float32)
-            table_rows = pt.sinusoidal_position_encoding(
-                positions, MODEL_DIM, base=BASE, dtype=dtype
-            )
-            x = pt.add_position_encoding(x, table_rows)
-        if scheme == "learned":
-            table_rows = pt.learned_position_encoding(table, positions)
-            x = pt.add_position_encoding(x, table_rows)
-        query, key, value = (
-            _heads_first((x @ w).unflatten(-1, (-1, width)))
-            for w, width in (
-                (w_query, HEAD_DIM),
-                (w_key, HEAD_DIM),
-                (w_value, VALUE_DIM),
-            )
-        )
-        if scheme == "rope":
-            cos, sin = _torch_tables(pt, x, positions)
-            query, key = pt.apply_rotary_pos_emb(query, key, cos, sin)
-        out = pt.dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            alibi_slopes=slopes,
-            query_positions=positions,
-            key_positions=positions,
-            query_segment_ids=segment_ids,
-            key_segment_ids=segment_ids,
-        )
-        return {"out": _heads_first(out)}
+        return path
+
+    def project_jax(x: Any, weight: Any, width: int) -> Any:
+        out = jnp.matmul(x, weight, precision="highest")
+        return out.reshape(*x.shape[:-1], -1, width)
+
+    def project_torch(x: Any, weight: Any, width: int) -> Any:
+        return _heads_first((x @ weight).unflatten(-1, (-1, width)))
+
+    jax_path = side(pj, _jax_tables, jnp.float64, jnp.float32, project_jax)
+    torch_path = side(pt, _torch_tables, torch.float64, torch.float32, project_torch)
+
+    def in_jax(**inputs: Any) -> Any:
+        return {"out": jax_path(**inputs)}
+
+    def in_torch(**inputs: Any) -> Any:
+        return {"out": _heads_first(torch_path(**inputs))}
 
     def oracle(
         x: Bounded,
