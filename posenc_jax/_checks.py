@@ -58,12 +58,21 @@ def check_size(name: str, value: Any, *, at_least: int = 1) -> None:
         raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
 
 
+def check_length(name: str, value: Any, *, at_least: int = 1) -> None:
+    """A number of tokens, whose last position both frameworks can hold."""
+    check_size(name, value, at_least=at_least)
+    if isinstance(value, int) and value >= 2**31:
+        raise ValueError(f"`{name}` must fit int32, got {value}.")
+
+
 def check_positive(name: str, value: Any) -> None:
     number = isinstance(value, (int, float, np.integer, np.floating))
     number = number and not isinstance(value, bool)
     if not number:
         raise TypeError(f"`{name}` must be a number, got {describe(value)}.")
-    if not 0 < value < math.inf:
+    # Python's ints may be larger than every float.
+    huge = isinstance(value, int) and value >= 2**1023
+    if huge or not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
 
 
@@ -182,7 +191,50 @@ def as_positions(name: str, positions: Any, *, real: bool = False) -> Array:
     return as_integers(name, positions)
 
 
-def as_exact_frequencies(name: str, table: Any) -> np.ndarray:
+def as_length(name: str, length: Any) -> Any:
+    """None, an int, or a scalar array of integers, whose value may be traced."""
+    if length is None:
+        return None
+    if is_array(length):
+        if length.ndim:
+            raise ValueError(
+                f"`{name}` must be a scalar, got shape {tuple(length.shape)}."
+            )
+        return as_integers(name, length)
+    check_length(name, length, at_least=0)
+    return length if isinstance(length, int) else jnp.asarray(length)
+
+
+def as_axes(name: str, axes: Any) -> tuple[int, ...]:
+    if not isinstance(axes, (list, tuple)):
+        raise TypeError(f"`{name}` must be a tuple of ints, got {describe(axes)}.")
+    for i, axis in enumerate(axes):
+        check_size(f"{name}[{i}]", axis, at_least=0)
+    if not axes or set(axes) != set(range(max(axes) + 1)):
+        raise ValueError(f"`{name}` must name every axis from 0 on, got {axes}.")
+    return tuple(axes)
+
+
+def check_sections(name: str, sections: Any, order: str) -> None:
+    """How many pairs each axis of M-RoPE has."""
+    if not isinstance(sections, (list, tuple)):
+        raise TypeError(f"`{name}` must be a tuple of ints, got {describe(sections)}.")
+    for i, section in enumerate(sections):
+        check_size(f"{name}[{i}]", section)
+    if not sections:
+        raise ValueError(f"`{name}` must have an int for each axis, got {sections}.")
+    if order != "chunked" and len(sections) != 3:
+        raise ValueError(
+            f"`{name}` must be 3 ints for the order {order!r}, got {len(sections)}."
+        )
+    if order == "ernie" and sections[0] != sections[1]:
+        raise ValueError(
+            f"`{name}` must be as many of height as of width for the order 'ernie', "
+            f"got {sections[0]} and {sections[1]}."
+        )
+
+
+def as_exact_frequencies(name: str, table: Any) -> list[float]:
     """Finite host values: exact angles are prepared in integers, before any program runs."""
     if is_traced(table):
         raise TypeError(
@@ -192,7 +244,15 @@ def as_exact_frequencies(name: str, table: Any) -> np.ndarray:
     host = np.asarray(table)
     if not np.isfinite(host).all():
         raise ValueError(f"`{name}` must be finite for exact angles, got {host}.")
-    return host
+    return host.tolist()
+
+
+def check_exact(positions: Array, dtype: Any) -> None:
+    check_int32("positions", positions)
+    if dtype_name(dtype) != "float32":
+        raise ValueError(
+            f"`dtype` must be float32 for exact angles, got {dtype_name(dtype)}."
+        )
 
 
 def check_int32(name: str, positions: Array) -> None:

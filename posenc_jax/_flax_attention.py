@@ -38,6 +38,7 @@ def make_attention_fn(
     query_positions: Int[Array, "*#batch q"] | int | None = None,
     key_positions: Int[Array, "*#batch k"] | int | None = None,
     sliding_window: int | None = None,
+    seq_len: int | Int[Array, ""] | None = None,
     decode: bool = False,
 ) -> Callable[..., Array]:
     """Make an `attention_fn` for `flax.nnx.MultiHeadAttention` or `flax.linen.MultiHeadDotProductAttention`.
@@ -53,6 +54,7 @@ def make_attention_fn(
 
     Args:
         rope: The rotary embedding; its `head_dim` must be that of the queries. None means no rotation.
+        seq_len: Tokens attended over, for a `rope` whose scaling depends on it; see `RopeConfig.inv_freq`.
         alibi_slopes: As from `alibi_slopes`, [heads]. None means no bias.
         alibi_kind: "symmetric", "signed" or "key"; see `alibi_bias`.
         query_positions, key_positions: Tokens, both or neither; None means 0, 1, 2, ..., for as many queries
@@ -70,8 +72,7 @@ def make_attention_fn(
             with `decode`.
     """
     check_choice("alibi_kind", alibi_kind, KINDS)
-    if not isinstance(rope, RopeConfig | None):
-        raise TypeError(f"`rope` must be a `RopeConfig`, got {type(rope).__name__}.")
+    _check_rope(rope, seq_len)
     if alibi_slopes is not None:
         as_table("alibi_slopes", alibi_slopes)
     if sliding_window is not None:
@@ -123,8 +124,8 @@ def make_attention_fn(
                 )
             positions = (q_len, k_len) if q_len == k_len else (None, None)
         if rope is not None:
-            query = _rotate("query", query, positions[0], rope)
-            key = _rotate("key", key, positions[1], rope)
+            query = _rotate("query", query, positions[0], rope, seq_len)
+            key = _rotate("key", key, positions[1], rope, seq_len)
         return dot_product_attention(
             query,
             key,
@@ -154,7 +155,9 @@ def _decode_positions(mask: Array | None, k_len: int) -> tuple[Array, int]:
     return jnp.where(allowed, position_range(k_len), 0).max(-1), k_len
 
 
-def _rotate(name: str, x: Array, positions: Any, rope: RopeConfig) -> Array:
+def _rotate(
+    name: str, x: Array, positions: Any, rope: RopeConfig, seq_len: Any
+) -> Array:
     *batch, seq, _, head_dim = x.shape
     if head_dim != rope.head_dim:
         raise ValueError(
@@ -164,8 +167,35 @@ def _rotate(name: str, x: Array, positions: Any, rope: RopeConfig) -> Array:
     positions = as_positions(f"{name}_positions", positions)
     check_fits(f"{name}_positions", positions.shape, (*batch, seq), exact=1)
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
-    cos, sin = rope_cos_sin(positions, rope.inv_freq(dtype=dtype), dtype=dtype)
-    return apply_rope(x, cos, sin, layout=rope.layout, placement=rope.placement)
+    cos, sin = rope_cos_sin(
+        positions,
+        rope.inv_freq(seq_len, dtype=dtype),
+        attention_factor=rope.attention_factor(seq_len),
+        dtype=dtype,
+    )
+    return apply_rope(
+        x,
+        cos,
+        sin,
+        layout=rope.layout,
+        placement=rope.placement,
+        inverse=rope.inverse,
+    )
+
+
+def _check_rope(rope: Any, seq_len: Any) -> None:
+    if not isinstance(rope, RopeConfig | None):
+        raise TypeError(f"`rope` must be a `RopeConfig`, got {type(rope).__name__}.")
+    if rope is None:
+        if seq_len is not None:
+            raise ValueError("`rope` must be given with `seq_len`, got None.")
+        return
+    if rope.axes is not None:
+        raise ValueError(
+            "`rope` must have no `axes`, since Flax's attention has positions of one "
+            "coordinate."
+        )
+    rope.attention_factor(seq_len)
 
 
 def _check_given(query_positions: Any, key_positions: Any, *, decode: bool) -> None:

@@ -36,6 +36,7 @@ from .learned import (
     learned_position_encoding,
 )
 from .rope import RopeConfig, rope_cos_sin
+from .rope_scaling import Scaling
 from .sinusoidal import (
     Layout,
     Spacing,
@@ -210,9 +211,10 @@ class RotaryPositionEmbedding(nn.Module):
         dim: Channels that rotate in each head, even.
         max_seq_len: Usual length, tokens. Nothing is stored, so it has no effect; it is here for the twin's sake.
         base: Base of the geometric progression of wavelengths.
+        scaling: A rule of `rope_scaling` that does not depend on the length, or None. The tables have its magnitude.
         dtype: float32 or float64, of the tables.
     Raises:
-        TypeError, ValueError: if `dim` is not even, a size is below 1, or `base` not positive.
+        TypeError, ValueError: if `dim` is not even, a size is below 1, `base` not positive, or `scaling` another rule.
     Source:
         arXiv:2104.09864, eq. 15.
     """
@@ -221,20 +223,21 @@ class RotaryPositionEmbedding(nn.Module):
     max_seq_len: int = 512
     _: KW_ONLY
     base: float = 10_000.0
+    scaling: Scaling | None = None
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_table_dtype("dtype", self.dtype)
-        rope_config(self.dim, self.max_seq_len, self.base)
+        rope_config(self.dim, self.max_seq_len, self.base, self.scaling)
 
     @property
     def config(self) -> RopeConfig:
         """The static description of the embedding."""
-        return rope_config(self.dim, self.max_seq_len, self.base)
+        return rope_config(self.dim, self.max_seq_len, self.base, self.scaling)
 
     @property
-    def inv_freq(self) -> Float[np.ndarray, " n"]:
+    def inv_freq(self) -> Float[np.ndarray | Array, " n"]:
         """Radians per token of each pair, [dim / 2] in `dtype`, on the host."""
         return self.config.inv_freq(dtype=self.dtype)
 
@@ -263,7 +266,10 @@ class RotaryPositionEmbedding(nn.Module):
             ValueError: if nothing is given, x has too few axes, or `positions` and also `seq_len` or `offset`.
         """
         at = rope_positions(x, seq_len, positions, offset)
-        return rope_cos_sin(at, self.inv_freq, dtype=self.dtype)
+        factor = self.config.attention_factor()
+        return rope_cos_sin(
+            at, self.inv_freq, attention_factor=factor, dtype=self.dtype
+        )
 
 
 class AlibiPositionEmbedding(nn.Module):

@@ -34,6 +34,7 @@ from .learned import (
     learned_position_encoding,
 )
 from .rope import rope_cos_sin
+from .rope_scaling import Scaling
 from .sinusoidal import (
     Layout,
     Spacing,
@@ -201,9 +202,10 @@ class RotaryPositionEmbedding(nnx.Module):
         dim: Channels that rotate in each head, even.
         max_seq_len: Usual length, tokens. Nothing is stored, so it has no effect; it is here for the twin's sake.
         base: Base of the geometric progression of wavelengths.
+        scaling: A rule of `rope_scaling` that does not depend on the length, or None. The tables have its magnitude.
         dtype: float32 or float64, of the tables.
     Raises:
-        TypeError, ValueError: if `dim` is not even, a size is below 1, or `base` not positive.
+        TypeError, ValueError: if `dim` is not even, a size is below 1, `base` not positive, or `scaling` another rule.
     Source:
         arXiv:2104.09864, eq. 15.
     """
@@ -214,15 +216,16 @@ class RotaryPositionEmbedding(nnx.Module):
         max_seq_len: int = 512,
         *,
         base: float = 10_000.0,
+        scaling: Scaling | None = None,
         dtype: Any = jnp.float32,
     ) -> None:
         check_table_dtype("dtype", dtype)
-        self.config = rope_config(dim, max_seq_len, base)
+        self.config = rope_config(dim, max_seq_len, base, scaling)
         self.dim, self.max_seq_len = dim, max_seq_len
-        self.base, self.dtype = base, dtype
+        self.base, self.scaling, self.dtype = base, scaling, dtype
 
     @property
-    def inv_freq(self) -> Float[np.ndarray, " n"]:
+    def inv_freq(self) -> Float[np.ndarray | Array, " n"]:
         """Radians per token of each pair, [dim / 2] in `dtype`, on the host."""
         return self.config.inv_freq(dtype=self.dtype)
 
@@ -251,7 +254,10 @@ class RotaryPositionEmbedding(nnx.Module):
             ValueError: if nothing is given, x has too few axes, or `positions` and also `seq_len` or `offset`.
         """
         at = rope_positions(x, seq_len, positions, offset)
-        return rope_cos_sin(at, self.inv_freq, dtype=self.dtype)
+        factor = self.config.attention_factor()
+        return rope_cos_sin(
+            at, self.inv_freq, attention_factor=factor, dtype=self.dtype
+        )
 
 
 class AlibiPositionEmbedding(nnx.Module):

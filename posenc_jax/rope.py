@@ -14,6 +14,7 @@ Source: Su et al., "RoFormer", 2021, arXiv:2104.09864, eq. 14, 15 and 34.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,28 +24,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from . import _exact
+from . import _exact, _hf
 from ._checks import (
+    as_axes,
     as_exact_frequencies,
     as_floating,
+    as_length,
     as_positions,
     as_table,
     check_choice,
+    check_exact,
     check_factor,
     check_fits,
     check_flag,
-    check_int32,
     check_positive,
     check_rank,
     check_size,
     check_table_dtype,
     compute_dtype,
-    dtype_name,
     host_dtype,
+    is_array,
+    is_size,
 )
+from ._progression import geometric
+from .rope_scaling import Scaling
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float, Int, Real
 
 __all__ = [
     "RopeConfig",
@@ -55,31 +61,46 @@ __all__ = [
     "rotate_half",
 ]
 
-Layout = Literal["half", "interleaved"]
+Pairing = Literal["half", "interleaved"]
+Layout = Literal["half", "interleaved", "interleaved_to_half"]
 Placement = Literal["leading", "trailing"]
+Progression = Literal["shared", "per_axis", "dealt"]
 Angles = Literal["float32", "exact"]
 
-LAYOUTS = ("half", "interleaved")
+PAIRINGS = ("half", "interleaved")
+LAYOUTS = (*PAIRINGS, "interleaved_to_half")
 PLACEMENTS = ("leading", "trailing")
+PROGRESSIONS = ("shared", "per_axis", "dealt")
 ANGLES = ("float32", "exact")
+LARGEST = 2.0**127  # that float32 is sure to hold
 
 
 @dataclass(frozen=True)
 class RopeConfig:
     """The static description of one rotary embedding; hashable, so it can be a static argument.
 
-    Its fields are what the functions take: `rope_cos_sin(positions, config.inv_freq())` for the tables, then
-    `apply_rope(x, cos, sin, layout=config.layout, placement=config.placement)`.
+    Its fields are what the functions take:
+
+        cos, sin = rope_cos_sin(positions, config.inv_freq(), axes=config.axes,
+                                attention_factor=config.attention_factor())
+        apply_rope(x, cos, sin, layout=config.layout, placement=config.placement, inverse=config.inverse)
 
     Args:
         head_dim: Channels per head, D.
         base: Base of the geometric progression of wavelengths; the longest is close to 2 pi base tokens.
         rotary_dim: Channels that rotate, even; the rest pass through. None means all of them.
         layout: Which channels form pair i: "half" pairs (i, i + n), as in GPT-NeoX and Hugging Face's
-            Llama; "interleaved" pairs (2i, 2i + 1), as in the paper, GPT-J and Meta's Llama.
+            Llama; "interleaved" pairs (2i, 2i + 1), as in the paper, GPT-J and Meta's Llama;
+            "interleaved_to_half" reads (2i, 2i + 1) and writes (i, i + n), as Hugging Face's DeepSeek-V3.
         placement: Whether the first ("leading") or the last ("trailing") `rotary_dim` channels rotate.
+        inverse: Rotate by the negative angle (nanochat); see `apply_rope`.
+        scaling: One of the rules of `rope_scaling`; None means plain RoPE.
+        axes: Where positions have several coordinates, which of them each pair takes: n ints from 0 (`mrope_axes`).
+        progression: Which frequency each pair takes where there are `axes`: "shared", that of its number among all
+            (M-RoPE); "per_axis", that of its number among the pairs of its axis, each axis having a progression of
+            its own (Qwen2-VL's vision tower, FLUX, DINOv3); "dealt", one progression dealt out in turn (Pixtral).
     Raises:
-        ValueError, TypeError: if a field is out of its range or type.
+        ValueError, TypeError: if a field is out of its range or type, or the fields do not fit each other.
     """
 
     head_dim: int
@@ -88,42 +109,153 @@ class RopeConfig:
     rotary_dim: int | None = None
     layout: Layout = "half"
     placement: Placement = "leading"
+    inverse: bool = False
+    scaling: Scaling | None = None
+    axes: tuple[int, ...] | None = None
+    progression: Progression = "shared"
 
     def __post_init__(self) -> None:
         check_size("head_dim", self.head_dim)
         check_positive("base", self.base)
         check_choice("layout", self.layout, LAYOUTS)
         check_choice("placement", self.placement, PLACEMENTS)
+        check_choice("progression", self.progression, PROGRESSIONS)
+        check_flag("inverse", self.inverse)
         object.__setattr__(self, "base", float(self.base))
-        if self.rotary_dim is None:
-            object.__setattr__(self, "rotary_dim", self.head_dim)
-        _check_rotary_dim(self.rotary_dim, self.head_dim)
+        rotary_dim = _as_rotary_dim(self.rotary_dim, self.head_dim)
+        object.__setattr__(self, "rotary_dim", rotary_dim)
+        _check_scaling(self.scaling, self.base, self._width, self.progression)
+        if self.axes is not None:
+            object.__setattr__(self, "axes", as_axes("axes", self.axes))
+        _check_progression(self.progression, self.axes, self._width // 2)
 
-    def inv_freq(self, *, dtype: Any = "float32") -> Float[np.ndarray, " n"]:
-        """Angles per token of each pair, fastest first: base ** (-2 i / rotary_dim).
+    def inv_freq(
+        self, seq_len: int | Int[Array, ""] | None = None, *, dtype: Any = "float32"
+    ) -> Float[np.ndarray | Array, " n"]:
+        """Angles per token of each pair, fastest first: base ** (-2 i / rotary_dim), or what `scaling` makes of it.
 
         Computed on the host in Python's float64 and rounded once to float32, so that both frameworks hold the same
         bits, in any compiled program too. (XLA rewrites a traced power: cosines then part by 4e-3 at position 131071.)
 
         Args:
+            seq_len: Tokens that the model attends over, the last position plus one: needed by the rules that depend on
+                it (`DynamicNtkScaling`, `LongRopeScaling`), the same for the others. One length for a whole sequence. A
+                scalar array may be traced, so that one compiled program serves every length.
             dtype: float32 or float64. (The default is a name because `torch.compile` takes no NumPy type.)
         Returns:
-            NumPy array [n], radians per token.
+            [n], radians per token: NumPy, or the framework's array where `seq_len` is one and the rule depends on it.
         Raises:
-            TypeError: if dtype is neither float.
+            TypeError: if dtype is neither float, or `seq_len` is not an integer.
+            ValueError: if `seq_len` is needed and missing, negative, or beyond int32, or a frequency is not finite.
         """
         dtype = host_dtype("dtype", dtype)
-        width = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        return np.array(
-            [self.base ** (-2 * i / width) for i in range(width // 2)], dtype
-        )
+        seq_len = self._seq_len(seq_len)
+        if self.scaling is None:
+            frequencies: Any = self._plain()
+        else:
+            frequencies = self.scaling._frequencies(self.base, self._width, seq_len)
+        if is_array(frequencies):
+            check_table_dtype("dtype", dtype)
+            return frequencies.astype(dtype)
+        if not all(f < LARGEST for f in frequencies):
+            raise ValueError(
+                f"`base` and `scaling` must give finite frequencies, got {frequencies}."
+            )
+        return np.array(frequencies, dtype)
+
+    def attention_factor(
+        self, seq_len: int | Int[Array, ""] | None = None
+    ) -> float | Float[Array, ""]:
+        """The magnitude that `scaling` asks for, for `rope_cos_sin` to multiply both tables by; 1 for most rules.
+
+        It stays apart from the rotation. Multiplying the tables scales the logits by its square, of queries and keys;
+        where only some channels of a head rotate, only their part.
+
+        Args:
+            seq_len: As for `inv_freq`.
+        Returns:
+            A Python float; a scalar array where `seq_len` is one and the rule depends on it.
+        Raises:
+            TypeError, ValueError: as `inv_freq`.
+        """
+        seq_len = self._seq_len(seq_len)
+        return 1.0 if self.scaling is None else self.scaling._magnitude(seq_len)
+
+    @classmethod
+    def from_hf(cls, config: Any, *, layer_type: str | None = None) -> RopeConfig:
+        """The rotary embedding of a model, from its Hugging Face configuration.
+
+        Takes the current form, `rope_parameters` (flat or one dict per layer type), and the older ones:
+        `rope_scaling`, `type` for `rope_type`, and `rope_theta`, `partial_rotary_factor` and
+        `original_max_position_embeddings` beside it. What a model's code does and its configuration does not say
+        (which channels form a pair, what part of a head rotates by default) comes from a table by `model_type`. A
+        model that is not in it is taken to rotate halves, as Llama; the tests try every model of transformers.
+
+        `head_dim` is that of the model's rotary embedding: for DeepSeek's latent attention, the slice that rotates.
+
+        Args:
+            config: A configuration object, or a dict such as the contents of `config.json`, where that leaves no key to
+                the default of the model's class. For a model of several parts, the part: `config.text_config`.
+            layer_type: Which layers, such as "full_attention" or "sliding_attention", where they differ.
+        Returns:
+            A `RopeConfig`.
+        Raises:
+            TypeError: if config is neither an object nor a dict, or a value is of a wrong type.
+            ValueError: if the rope type is unknown, a key is missing or out of its range, `layer_type` is missing or
+                unknown, or a model is known to do what no `RopeConfig` describes.
+        Warns:
+            UserWarning: for a key of the rope parameters that their type does not use.
+        Source:
+            transformers 5, `modeling_rope_utils`.
+        """
+        return cls(**_hf.read(config, layer_type))
+
+    def to_hf(self) -> Mapping[str, Any]:
+        """The configuration keys that `from_hf` reads, in Hugging Face's current form.
+
+        Layout, placement, direction and progression are not among them: in Hugging Face's models they are in the code.
+
+        Returns:
+            A dict with `head_dim`, `rope_parameters` and, where a rule needs it, `max_position_embeddings`.
+        Raises:
+            ValueError: if `axes` or `scaling` has no such form.
+        """
+        return _hf.write(self)
+
+    @property
+    def _width(self) -> int:
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def _plain(self) -> list[float]:
+        """The progression of every axis, or of all."""
+        whole = geometric(self.base, self._width)
+        if self.axes is None or self.progression == "shared":
+            return whole
+        number = [self.axes[:i].count(axis) for i, axis in enumerate(self.axes)]
+        if self.progression == "dealt":
+            count = max(self.axes) + 1
+            return [
+                whole[n * count + a] for n, a in zip(number, self.axes, strict=True)
+            ]
+        pairs = [self.axes.count(axis) for axis in self.axes]
+        terms = zip(number, pairs, strict=True)
+        return [geometric(self.base, 2 * count)[n] for n, count in terms]
+
+    def _seq_len(self, seq_len: Any) -> Any:
+        seq_len = as_length("seq_len", seq_len)
+        if seq_len is None and self.scaling is not None and self.scaling.needs_seq_len:
+            raise ValueError(
+                f"`seq_len` must be given for {type(self.scaling).__name__}, got None."
+            )
+        return seq_len
 
 
 def rope_cos_sin(
-    positions: int | Int[Array, "*positions"],
+    positions: int | Real[Array, "*positions"],
     inv_freq: Float[np.ndarray | Array, " n"],
     *,
-    attention_factor: float = 1.0,
+    attention_factor: float | Float[Array, ""] = 1.0,
+    axes: Sequence[int] | None = None,
     angles: Angles = "float32",
     dtype: Any = jnp.float32,
 ) -> tuple[Float[Array, "*positions n"], Float[Array, "*positions n"]]:
@@ -132,9 +264,12 @@ def rope_cos_sin(
         cos[m, i] = cos(m * inv_freq[i]) * attention_factor,    sin likewise
 
     Args:
-        positions: Token positions: an int n for 0..n-1, or an array of integers of any shape.
+        positions: Token positions: an int n for 0..n-1, or an array of integers of any shape. With `axes`, an array
+            [*positions, axes] of coordinates, integers or float32 or float64 (patch centres).
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
-        attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for.
+        attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for: see
+            `RopeConfig.attention_factor`.
+        axes: Which coordinate of the position each pair takes, n ints from 0: `RopeConfig.axes`.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32 model does;
             the angle is then off by up to 7.8e-3 radians at position 131071. "exact": in integers, so that
             cos and sin are right to 1.2e-7 at every int32 position, and the same distance gives the same score
@@ -143,27 +278,35 @@ def rope_cos_sin(
     Returns:
         cos and sin, [*positions, n], in `dtype`.
     Raises:
-        TypeError: if positions are not integers, or a dtype is not float32 or float64.
-        ValueError: if `inv_freq` is not one axis, `angles` is unknown, or exact ones are asked for in float64,
-            of a frequency that is not finite or a position that does not fit int32.
+        TypeError: if positions are not integers (or, with `axes`, an array of reals), or a dtype is not float32 or
+            float64.
+        ValueError: if `inv_freq` is not one axis, `axes` do not fit it or the positions, `angles` is unknown, or exact
+            ones are asked for in float64, of a frequency that is not finite or a position that does not fit int32.
     Source:
         arXiv:2104.09864, eq. 15.
     """
     check_table_dtype("dtype", dtype)
     check_choice("angles", angles, ANGLES)
     check_factor("attention_factor", attention_factor)
-    positions = as_positions("positions", positions)
+    if axes is not None and is_size(positions):
+        raise TypeError(
+            "`positions` must be an array of coordinates where there are `axes`, "
+            "got int."
+        )
+    real = axes is not None and angles != "exact"
+    positions = as_positions("positions", positions, real=real)
     frequencies, inv_freq = inv_freq, as_table("inv_freq", inv_freq)
     if inv_freq.ndim != 1:
         raise ValueError(f"`inv_freq` must be [n], got shape {tuple(inv_freq.shape)}.")
+    positions = _coordinates(positions, axes, inv_freq.shape[0])
     factor = jnp.asarray(attention_factor, dtype)
     if angles == "exact":
-        _check_exact(positions, dtype)
+        check_exact(positions, dtype)
         turns = _exact.turns(as_exact_frequencies("inv_freq", frequencies))
-        cos, sin = _exact.cos_sin(positions, turns)
-        return _computed_once(cos * factor), _computed_once(sin * factor)
+        cos, sin = _exact.cos_sin(positions, turns, factor)
+        return _computed_once(cos), _computed_once(sin)
     # A broadcast product, never a matmul: TF32 or bfloat16 passes would round the positions.
-    angle = positions[..., None].astype(dtype) * inv_freq.astype(dtype)
+    angle = positions.astype(dtype) * inv_freq.astype(dtype)
     cos, sin = jnp.cos(angle) * factor, jnp.sin(angle) * factor
     return _computed_once(cos), _computed_once(sin)
 
@@ -182,15 +325,17 @@ def apply_rope(
         y[a] = x[a] cos[i] - x[b] sin[i]
         y[b] = x[b] cos[i] + x[a] sin[i]        (a, b) = (i, i + n) or (2i, 2i + 1)
 
+    ("interleaved_to_half" has (2i, 2i + 1) on the right and (i, i + n) on the left.)
+
     Written as x cos + swap(x) sin, whose transpose has the same form: the backward pass is the inverse
     rotation and moves as many bytes as the forward pass.
 
     Args:
         x: Queries or keys, any float dtype.
         cos, sin: Tables with one column per pair, [seq, n] or [*batch, seq, n] (batch axes may be 1).
-        layout: "half" or "interleaved"; see `RopeConfig`.
+        layout: "half", "interleaved" or "interleaved_to_half"; see `RopeConfig`.
         placement: Rotate the first ("leading") or last ("trailing") 2n channels.
-        inverse: Rotate back, by the negative angle.
+        inverse: Rotate back, by the negative angle (and from halves to neighbours, if `layout` went the other way).
     Returns:
         Rotated x, same shape and dtype. Computed in float32 (float64 if x or a table is), rounded
         once at the end; channels that do not rotate are returned bit for bit. (On a TPU an inf or NaN makes every
@@ -205,12 +350,13 @@ def apply_rope(
     check_flag("inverse", inverse)
     _check_apply("x", x, cos, sin, layout, placement)
     sin = -sin if inverse else sin
+    pairings = _pairings(layout, inverse)
     return jax.lax.platform_dependent(
         x,
         cos[..., None, :],
         sin[..., None, :],
-        tpu=partial(_rotate_by_matrix, layout=layout, placement=placement),
-        default=partial(_rotate, layout=layout, placement=placement),
+        tpu=partial(_rotate_by_matrix, pairings=pairings, placement=placement),
+        default=partial(_rotate, pairings=pairings, placement=placement),
     )
 
 
@@ -231,7 +377,7 @@ def apply_rotary_pos_emb(
         q, k: Queries and keys at the same positions; the numbers of heads may differ. (Where keys are cached, rotate
             each by itself with `apply_rope`.)
         cos, sin: As from `rope_cos_sin` or `RotaryPositionEmbedding`.
-        layout: "half" or "interleaved".
+        layout: As for `apply_rope`.
     Returns:
         Rotated q and k, each in its own shape and dtype.
     Raises:
@@ -246,7 +392,7 @@ def apply_rotary_pos_emb(
 
 
 def rotate_half(
-    x: Float[Array, "*shape width"], *, layout: Layout = "half"
+    x: Float[Array, "*shape width"], *, layout: Pairing = "half"
 ) -> Float[Array, "*shape width"]:
     """Turn every pair of the last axis by a quarter: (x[a], x[b]) -> (-x[b], x[a]).
 
@@ -260,7 +406,7 @@ def rotate_half(
     """
     x = as_floating("x", x)
     check_rank("x", x, "[..., width]", at_least=1)
-    check_choice("layout", layout, LAYOUTS)
+    check_choice("layout", layout, PAIRINGS)
     if x.shape[-1] % 2:
         raise ValueError(f"`x` must have an even last axis, got {x.shape[-1]}.")
     first, second = _split_pairs(x, layout)
@@ -271,7 +417,7 @@ def permute_rope_weights(
     weight: Float[Array, "*features heads*head_dim"],
     num_heads: int,
     *,
-    to: Layout,
+    to: Pairing,
     rotary_dim: int | None = None,
     placement: Placement = "leading",
 ) -> Float[Array, "*features heads*head_dim"]:
@@ -296,18 +442,32 @@ def permute_rope_weights(
     """
     weight = as_floating("weight", weight)
     check_size("num_heads", num_heads)
-    check_choice("to", to, LAYOUTS)
+    check_choice("to", to, PAIRINGS)
     check_choice("placement", placement, PLACEMENTS)
     check_rank("weight", weight, "[..., num_heads * head_dim]", at_least=1)
     head_dim = _head_dim(weight.shape[-1], num_heads)
-    width = head_dim if rotary_dim is None else rotary_dim
-    _check_rotary_dim(width, head_dim)
+    width = _as_rotary_dim(rotary_dim, head_dim)
     heads = weight.reshape(*weight.shape[:-1], num_heads, head_dim)
     rotary, rest = _split_rotary(heads, width, placement)
-    (origin,) = set(LAYOUTS) - {to}
+    (origin,) = set(PAIRINGS) - {to}
     rotary = _join_pairs(*_split_pairs(rotary, origin), to)
     permuted = _join_rotary(rotary, rest, placement)
     return permuted.reshape(weight.shape)
+
+
+def _coordinates(positions: Array, axes: Sequence[int] | None, pairs: int) -> Array:
+    """The coordinate that each pair takes: [..., 1], or [..., axes] -> [..., pairs]."""
+    if axes is None:
+        return positions[..., None]
+    axes = as_axes("axes", axes)
+    _check_axes(axes, positions, pairs)
+    # Selects are elementwise, and fuse where a gather of channels would not.
+    chosen = np.array(axes)
+    coordinates = jnp.broadcast_to(positions[..., :1], (*positions.shape[:-1], pairs))
+    for axis in range(1, positions.shape[-1]):
+        coordinate = positions[..., axis : axis + 1]
+        coordinates = jnp.where(chosen == axis, coordinate, coordinates)
+    return coordinates
 
 
 def _computed_once(table: Array) -> Array:
@@ -325,20 +485,40 @@ def _computed_once(table: Array) -> Array:
     return jax.lax.platform_dependent(table, cpu=by_identity, default=lambda t: t)
 
 
+def _pairings(layout: Layout, inverse: bool) -> tuple[Pairing, Pairing]:
+    """How pairs are read and how they are written."""
+    if layout != "interleaved_to_half":
+        return layout, layout
+    return ("half", "interleaved") if inverse else ("interleaved", "half")
+
+
 def _rotate(
-    x: Array, cos: Array, sin: Array, layout: Layout, placement: Placement
+    x: Array,
+    cos: Array,
+    sin: Array,
+    pairings: tuple[Pairing, Pairing],
+    placement: Placement,
 ) -> Array:
     """x cos + swap(x) sin on the channels that rotate; tables have a heads axis."""
+    source, target = pairings
     dtype = compute_dtype(x, cos, sin)
     rotary, rest = _split_rotary(x, 2 * cos.shape[-1], placement)
     rotary, cos, sin = (part.astype(dtype) for part in (rotary, cos, sin))
-    rotated = rotary * _join_pairs(cos, cos, layout)
-    rotated = rotated + _swap_pairs(rotary, layout) * _join_pairs(-sin, sin, layout)
+    first, second = _split_pairs(rotary, source)
+    if source != target:
+        rotary = _join_pairs(first, second, target)
+    rotated = rotary * _join_pairs(cos, cos, target)
+    swapped = _join_pairs(second, first, target)
+    rotated = rotated + swapped * _join_pairs(-sin, sin, target)
     return _join_rotary(rotated.astype(x.dtype), rest, placement)
 
 
 def _rotate_by_matrix(
-    x: Array, cos: Array, sin: Array, layout: Layout, placement: Placement
+    x: Array,
+    cos: Array,
+    sin: Array,
+    pairings: tuple[Pairing, Pairing],
+    placement: Placement,
 ) -> Array:
     """`_rotate` with the swap as a permutation matrix, over whole heads, for a TPU.
 
@@ -348,22 +528,31 @@ def _rotate_by_matrix(
     width, head_dim = 2 * cos.shape[-1], x.shape[-1]
     start = 0 if placement == "leading" else head_dim - width
     around = (start, head_dim - width - start)
-    channels = np.arange(width)
-    partner = np.roll(channels, width // 2) if layout == "half" else channels ^ 1
-    swap = np.pad(np.eye(width)[partner], around)
+    rotates = np.pad(np.ones(width, bool), around)
+    source, target = (
+        start + np.concatenate(_split_pairs(np.arange(width), pairing))
+        for pairing in pairings
+    )
+
+    def moved(x: Array, origin: np.ndarray) -> Array:
+        matrix = np.diag(~rotates).astype(np.float32)
+        matrix[origin, target] = 1
+        return jnp.matmul(x, jnp.asarray(matrix, x.dtype), precision="highest")
 
     def over_head(table: Array) -> Array:
         return jnp.pad(table, [(0, 0)] * (table.ndim - 1) + [around])
 
+    if pairings[0] != pairings[1]:
+        x = moved(x, source)  # in its own dtype, which is exact and cheap
     dtype = compute_dtype(x, cos, sin)
     wide, cos, sin = (part.astype(dtype) for part in (x, cos, sin))
-    swapped = jnp.matmul(wide, jnp.asarray(swap, dtype), precision="highest")
-    rotated = wide * over_head(_join_pairs(cos, cos, layout))
-    rotated = rotated + swapped * over_head(_join_pairs(-sin, sin, layout))
-    return jnp.where(np.pad(channels >= 0, around), rotated.astype(x.dtype), x)
+    rotated = wide * over_head(_join_pairs(cos, cos, pairings[1]))
+    swapped = moved(wide, np.roll(target, width // 2))
+    rotated = rotated + swapped * over_head(_join_pairs(-sin, sin, pairings[1]))
+    return jnp.where(rotates, rotated.astype(x.dtype), x)
 
 
-def _split_pairs(x: Array, layout: Layout) -> tuple[Array, Array]:
+def _split_pairs(x: Any, layout: Pairing) -> tuple[Any, Any]:
     """First and second members of the pairs: [..., 2n] -> [..., n] and [..., n]."""
     if layout == "half":
         n = x.shape[-1] // 2
@@ -371,18 +560,12 @@ def _split_pairs(x: Array, layout: Layout) -> tuple[Array, Array]:
     return x[..., ::2], x[..., 1::2]
 
 
-def _join_pairs(first: Array, second: Array, layout: Layout) -> Array:
+def _join_pairs(first: Array, second: Array, layout: Pairing) -> Array:
     """The inverse of `_split_pairs`."""
     if layout == "half":
         return jnp.concatenate((first, second), -1)
     shape = (*first.shape[:-1], 2 * first.shape[-1])
     return jnp.stack((first, second), -1).reshape(shape)
-
-
-def _swap_pairs(x: Array, layout: Layout) -> Array:
-    """Exchange the members of every pair."""
-    first, second = _split_pairs(x, layout)
-    return _join_pairs(second, first, layout)
 
 
 def _split_rotary(x: Array, width: int, placement: Placement) -> tuple[Array, Array]:
@@ -408,20 +591,73 @@ def _head_dim(rows: int, num_heads: int) -> int:
     return rows // num_heads
 
 
-def _check_rotary_dim(rotary_dim: Any, head_dim: int) -> None:
+def _as_rotary_dim(rotary_dim: Any, head_dim: int) -> int:
+    """All channels where it is None."""
+    if rotary_dim is None:
+        if head_dim % 2:
+            raise ValueError(
+                f"`head_dim` must be even where `rotary_dim` is None, got {head_dim}."
+            )
+        return head_dim
     check_size("rotary_dim", rotary_dim, at_least=2)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(
             f"`rotary_dim` must be even and at most `head_dim`, "
             f"got {rotary_dim} and {head_dim}."
         )
+    return rotary_dim
 
 
-def _check_exact(positions: Array, dtype: Any) -> None:
-    check_int32("positions", positions)
-    if dtype_name(dtype) != "float32":
+def _check_scaling(
+    scaling: Any, base: float, rotary_dim: int, progression: Progression
+) -> None:
+    if scaling is None:
+        return
+    if not isinstance(scaling, Scaling):
+        raise TypeError(
+            f"`scaling` must be a rule of `rope_scaling` or None, "
+            f"got {type(scaling).__name__}."
+        )
+    if progression != "shared":
         raise ValueError(
-            f"`dtype` must be float32 for exact angles, got {dtype_name(dtype)}."
+            f"`scaling` must be None for the progression {progression!r}, "
+            f"got {type(scaling).__name__}."
+        )
+    scaling._check(base, rotary_dim)
+
+
+def _check_progression(
+    progression: Progression, axes: tuple[int, ...] | None, pairs: int
+) -> None:
+    if axes is None:
+        if progression != "shared":
+            raise ValueError(
+                f"`axes` must be given for the progression {progression!r}, got None."
+            )
+        return
+    _check_axis_count(axes, pairs)
+    counts = [axes.count(axis) for axis in range(max(axes) + 1)]
+    if progression == "dealt" and len(set(counts)) > 1:
+        raise ValueError(
+            f"`axes` must have as many pairs each for the progression 'dealt', "
+            f"got {counts}."
+        )
+
+
+def _check_axis_count(axes: tuple[int, ...], pairs: int) -> None:
+    if len(axes) != pairs:
+        raise ValueError(
+            f"`axes` must have one int for each of {pairs} pairs, got {len(axes)}."
+        )
+
+
+def _check_axes(axes: tuple[int, ...], positions: Array, pairs: int) -> None:
+    _check_axis_count(axes, pairs)
+    count = max(axes) + 1
+    if positions.ndim < 1 or positions.shape[-1] != count:
+        raise ValueError(
+            f"`positions` must be [..., {count}], one coordinate for each of `axes`, "
+            f"got shape {tuple(positions.shape)}."
         )
 
 

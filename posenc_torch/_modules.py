@@ -82,12 +82,18 @@ def rope_length(x: Any, seq_len: Any) -> int:
     return x.shape[-2]
 
 
-def rope_config(dim: int, max_seq_len: int, base: float) -> RopeConfig:
+def rope_config(dim: int, max_seq_len: int, base: float, scaling: Any) -> RopeConfig:
     check_size("dim", dim, at_least=2)
     check_size("max_seq_len", max_seq_len)
     if dim % 2:
         raise ValueError(f"`dim` must be even, got {dim}.")
-    return RopeConfig(dim, base=base)
+    config = RopeConfig(dim, base=base, scaling=scaling)
+    if scaling is not None and scaling.needs_seq_len:
+        raise ValueError(
+            f"`scaling` must not depend on the length in a module, which is not told it, "
+            f"got {type(scaling).__name__}."
+        )
+    return config
 
 
 def is_tabulated(offset: Any, length: int, max_len: int) -> bool:

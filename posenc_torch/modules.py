@@ -35,6 +35,7 @@ from .learned import (
 )
 from .positions import position_range
 from .rope import rope_cos_sin
+from .rope_scaling import Scaling
 from .sinusoidal import (
     Layout,
     Spacing,
@@ -264,9 +265,10 @@ class RotaryPositionEmbedding(_HostConstants):
         dim: Channels that rotate in each head, even.
         max_seq_len: Length of the stored tables, tokens.
         base: Base of the geometric progression of wavelengths.
+        scaling: A rule of `rope_scaling` that does not depend on the length, or None. The tables have its magnitude.
         dtype: float32 or float64, of the tables; casting the module does not change it.
     Raises:
-        TypeError, ValueError: if `dim` is not even, a size is below 1, or `base` not positive.
+        TypeError, ValueError: if `dim` is not even, a size is below 1, `base` not positive, or `scaling` another rule.
     Source:
         arXiv:2104.09864, eq. 15.
     """
@@ -281,13 +283,14 @@ class RotaryPositionEmbedding(_HostConstants):
         max_seq_len: int = 512,
         *,
         base: float = 10_000.0,
+        scaling: Scaling | None = None,
         dtype: Any = torch.float32,
     ) -> None:
         super().__init__()
         check_table_dtype("dtype", dtype)
-        self.config = rope_config(dim, max_seq_len, base)
+        self.config = rope_config(dim, max_seq_len, base, scaling)
         self.dim, self.max_seq_len = dim, max_seq_len
-        self.base, self.dtype = base, dtype
+        self.base, self.scaling, self.dtype = base, scaling, dtype
         self._fill(torch.get_default_device())
 
     def forward(
@@ -315,23 +318,30 @@ class RotaryPositionEmbedding(_HostConstants):
         if positions is not None:
             check_left_out("seq_len", seq_len, None, given="positions")
             check_left_out("offset", offset, 0, given="positions")
-            return rope_cos_sin(positions, self.inv_freq, dtype=self.dtype)
+            return self._tables(positions, self.inv_freq)
         seq_len = rope_length(x, seq_len)
         if is_tabulated(offset, seq_len, self.max_seq_len):
             end = offset + seq_len
             return self.cos[offset:end], self.sin[offset:end]
         positions = position_range(seq_len, offset=offset).to(self.inv_freq.device)
-        return rope_cos_sin(positions, self.inv_freq, dtype=self.dtype)
+        return self._tables(positions, self.inv_freq)
+
+    def _tables(self, positions: Any, inv_freq: Any) -> tuple[Tensor, Tensor]:
+        factor = self.config.attention_factor()
+        return rope_cos_sin(
+            positions, inv_freq, attention_factor=factor, dtype=self.dtype
+        )
 
     def _constants(self) -> dict[str, Tensor]:
         double = self.dtype == torch.float64
         inv_freq = self.config.inv_freq(dtype=np.float64 if double else np.float32)
-        cos, sin = rope_cos_sin(self.max_seq_len, inv_freq, dtype=self.dtype)
+        cos, sin = self._tables(self.max_seq_len, inv_freq)
         return {"inv_freq": torch.from_numpy(inv_freq), "cos": cos, "sin": sin}
 
     def extra_repr(self) -> str:
         """Show the sizes in the module's repr."""
-        return f"{self.dim}, max_seq_len={self.max_seq_len}, base={self.base}"
+        text = f"{self.dim}, max_seq_len={self.max_seq_len}, base={self.base}"
+        return text if self.scaling is None else f"{text}, scaling={self.scaling}"
 
 
 class AlibiPositionEmbedding(_HostConstants):

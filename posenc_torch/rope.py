@@ -14,6 +14,7 @@ Source: Su et al., "RoFormer", 2021, arXiv:2104.09864, eq. 14, 15 and 34.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,28 +22,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _exact
+from . import _exact, _hf
 from ._checks import (
+    as_axes,
     as_exact_frequencies,
     as_floating,
+    as_length,
     as_positions,
     as_table,
     check_choice,
+    check_exact,
     check_factor,
     check_fits,
     check_flag,
-    check_int32,
     check_positive,
     check_rank,
     check_size,
     check_table_dtype,
     compute_dtype,
-    dtype_name,
     host_dtype,
+    is_array,
+    is_size,
 )
+from ._progression import geometric
+from .rope_scaling import Scaling
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float, Int, Real
 
 __all__ = [
     "RopeConfig",
@@ -53,31 +59,46 @@ __all__ = [
     "rotate_half",
 ]
 
-Layout = Literal["half", "interleaved"]
+Pairing = Literal["half", "interleaved"]
+Layout = Literal["half", "interleaved", "interleaved_to_half"]
 Placement = Literal["leading", "trailing"]
+Progression = Literal["shared", "per_axis", "dealt"]
 Angles = Literal["float32", "exact"]
 
-LAYOUTS = ("half", "interleaved")
+PAIRINGS = ("half", "interleaved")
+LAYOUTS = (*PAIRINGS, "interleaved_to_half")
 PLACEMENTS = ("leading", "trailing")
+PROGRESSIONS = ("shared", "per_axis", "dealt")
 ANGLES = ("float32", "exact")
+LARGEST = 2.0**127  # that float32 is sure to hold
 
 
 @dataclass(frozen=True)
 class RopeConfig:
     """The static description of one rotary embedding; hashable, so it can be a static argument.
 
-    Its fields are what the functions take: `rope_cos_sin(positions, config.inv_freq())` for the tables, then
-    `apply_rope(x, cos, sin, layout=config.layout, placement=config.placement)`.
+    Its fields are what the functions take:
+
+        cos, sin = rope_cos_sin(positions, config.inv_freq(), axes=config.axes,
+                                attention_factor=config.attention_factor())
+        apply_rope(x, cos, sin, layout=config.layout, placement=config.placement, inverse=config.inverse)
 
     Args:
         head_dim: Channels per head, D.
         base: Base of the geometric progression of wavelengths; the longest is close to 2 pi base tokens.
         rotary_dim: Channels that rotate, even; the rest pass through. None means all of them.
         layout: Which channels form pair i: "half" pairs (i, i + n), as in GPT-NeoX and Hugging Face's
-            Llama; "interleaved" pairs (2i, 2i + 1), as in the paper, GPT-J and Meta's Llama.
+            Llama; "interleaved" pairs (2i, 2i + 1), as in the paper, GPT-J and Meta's Llama;
+            "interleaved_to_half" reads (2i, 2i + 1) and writes (i, i + n), as Hugging Face's DeepSeek-V3.
         placement: Whether the first ("leading") or the last ("trailing") `rotary_dim` channels rotate.
+        inverse: Rotate by the negative angle (nanochat); see `apply_rope`.
+        scaling: One of the rules of `rope_scaling`; None means plain RoPE.
+        axes: Where positions have several coordinates, which of them each pair takes: n ints from 0 (`mrope_axes`).
+        progression: Which frequency each pair takes where there are `axes`: "shared", that of its number among all
+            (M-RoPE); "per_axis", that of its number among the pairs of its axis, each axis having a progression of
+            its own (Qwen2-VL's vision tower, FLUX, DINOv3); "dealt", one progression dealt out in turn (Pixtral).
     Raises:
-        ValueError, TypeError: if a field is out of its range or type.
+        ValueError, TypeError: if a field is out of its range or type, or the fields do not fit each other.
     """
 
     head_dim: int
@@ -86,42 +107,152 @@ class RopeConfig:
     rotary_dim: int | None = None
     layout: Layout = "half"
     placement: Placement = "leading"
+    inverse: bool = False
+    scaling: Scaling | None = None
+    axes: tuple[int, ...] | None = None
+    progression: Progression = "shared"
 
     def __post_init__(self) -> None:
         check_size("head_dim", self.head_dim)
         check_positive("base", self.base)
         check_choice("layout", self.layout, LAYOUTS)
         check_choice("placement", self.placement, PLACEMENTS)
+        check_choice("progression", self.progression, PROGRESSIONS)
+        check_flag("inverse", self.inverse)
         object.__setattr__(self, "base", float(self.base))
-        if self.rotary_dim is None:
-            object.__setattr__(self, "rotary_dim", self.head_dim)
-        _check_rotary_dim(self.rotary_dim, self.head_dim)
+        rotary_dim = _as_rotary_dim(self.rotary_dim, self.head_dim)
+        object.__setattr__(self, "rotary_dim", rotary_dim)
+        _check_scaling(self.scaling, self.base, self._width, self.progression)
+        if self.axes is not None:
+            object.__setattr__(self, "axes", as_axes("axes", self.axes))
+        _check_progression(self.progression, self.axes, self._width // 2)
 
-    def inv_freq(self, *, dtype: Any = "float32") -> Float[np.ndarray, " n"]:
-        """Angles per token of each pair, fastest first: base ** (-2 i / rotary_dim).
+    def inv_freq(
+        self, seq_len: int | Int[Tensor, ""] | None = None, *, dtype: Any = "float32"
+    ) -> Float[np.ndarray | Tensor, " n"]:
+        """Angles per token of each pair, fastest first: base ** (-2 i / rotary_dim), or what `scaling` makes of it.
 
         Computed on the host in Python's float64 and rounded once to float32, so that both frameworks hold the same
         bits, in any compiled program too. (XLA rewrites a traced power: cosines then part by 4e-3 at position 131071.)
 
         Args:
+            seq_len: Tokens that the model attends over, the last position plus one: needed by the rules that depend on
+                it (`DynamicNtkScaling`, `LongRopeScaling`), the same for the others. One length for a whole sequence. A
+                scalar array may be traced, so that one compiled program serves every length.
             dtype: float32 or float64. (The default is a name because `torch.compile` takes no NumPy type.)
         Returns:
-            NumPy array [n], radians per token.
+            [n], radians per token: NumPy, or the framework's array where `seq_len` is one and the rule depends on it.
         Raises:
-            TypeError: if dtype is neither float.
+            TypeError: if dtype is neither float, or `seq_len` is not an integer.
+            ValueError: if `seq_len` is needed and missing, negative, or beyond int32, or a frequency is not finite.
         """
         dtype = host_dtype("dtype", dtype)
-        width = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        return np.array(
-            [self.base ** (-2 * i / width) for i in range(width // 2)], dtype
-        )
+        seq_len = self._seq_len(seq_len)
+        if self.scaling is None:
+            frequencies: Any = self._plain()
+        else:
+            frequencies = self.scaling._frequencies(self.base, self._width, seq_len)
+        if is_array(frequencies):
+            return frequencies.to(getattr(torch, dtype))
+        if not all(f < LARGEST for f in frequencies):
+            raise ValueError(
+                f"`base` and `scaling` must give finite frequencies, got {frequencies}."
+            )
+        return np.array(frequencies, dtype)
+
+    def attention_factor(
+        self, seq_len: int | Int[Tensor, ""] | None = None
+    ) -> float | Float[Tensor, ""]:
+        """The magnitude that `scaling` asks for, for `rope_cos_sin` to multiply both tables by; 1 for most rules.
+
+        It stays apart from the rotation. Multiplying the tables scales the logits by its square, of queries and keys;
+        where only some channels of a head rotate, only their part.
+
+        Args:
+            seq_len: As for `inv_freq`.
+        Returns:
+            A Python float; a scalar array where `seq_len` is one and the rule depends on it.
+        Raises:
+            TypeError, ValueError: as `inv_freq`.
+        """
+        seq_len = self._seq_len(seq_len)
+        return 1.0 if self.scaling is None else self.scaling._magnitude(seq_len)
+
+    @classmethod
+    def from_hf(cls, config: Any, *, layer_type: str | None = None) -> RopeConfig:
+        """The rotary embedding of a model, from its Hugging Face configuration.
+
+        Takes the current form, `rope_parameters` (flat or one dict per layer type), and the older ones:
+        `rope_scaling`, `type` for `rope_type`, and `rope_theta`, `partial_rotary_factor` and
+        `original_max_position_embeddings` beside it. What a model's code does and its configuration does not say
+        (which channels form a pair, what part of a head rotates by default) comes from a table by `model_type`. A
+        model that is not in it is taken to rotate halves, as Llama; the tests try every model of transformers.
+
+        `head_dim` is that of the model's rotary embedding: for DeepSeek's latent attention, the slice that rotates.
+
+        Args:
+            config: A configuration object, or a dict such as the contents of `config.json`, where that leaves no key to
+                the default of the model's class. For a model of several parts, the part: `config.text_config`.
+            layer_type: Which layers, such as "full_attention" or "sliding_attention", where they differ.
+        Returns:
+            A `RopeConfig`.
+        Raises:
+            TypeError: if config is neither an object nor a dict, or a value is of a wrong type.
+            ValueError: if the rope type is unknown, a key is missing or out of its range, `layer_type` is missing or
+                unknown, or a model is known to do what no `RopeConfig` describes.
+        Warns:
+            UserWarning: for a key of the rope parameters that their type does not use.
+        Source:
+            transformers 5, `modeling_rope_utils`.
+        """
+        return cls(**_hf.read(config, layer_type))
+
+    def to_hf(self) -> Mapping[str, Any]:
+        """The configuration keys that `from_hf` reads, in Hugging Face's current form.
+
+        Layout, placement, direction and progression are not among them: in Hugging Face's models they are in the code.
+
+        Returns:
+            A dict with `head_dim`, `rope_parameters` and, where a rule needs it, `max_position_embeddings`.
+        Raises:
+            ValueError: if `axes` or `scaling` has no such form.
+        """
+        return _hf.write(self)
+
+    @property
+    def _width(self) -> int:
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def _plain(self) -> list[float]:
+        """The progression of every axis, or of all."""
+        whole = geometric(self.base, self._width)
+        if self.axes is None or self.progression == "shared":
+            return whole
+        number = [self.axes[:i].count(axis) for i, axis in enumerate(self.axes)]
+        if self.progression == "dealt":
+            count = max(self.axes) + 1
+            return [
+                whole[n * count + a] for n, a in zip(number, self.axes, strict=True)
+            ]
+        pairs = [self.axes.count(axis) for axis in self.axes]
+        terms = zip(number, pairs, strict=True)
+        return [geometric(self.base, 2 * count)[n] for n, count in terms]
+
+    def _seq_len(self, seq_len: Any) -> Any:
+        seq_len = as_length("seq_len", seq_len)
+        if seq_len is None and self.scaling is not None and self.scaling.needs_seq_len:
+            raise ValueError(
+                f"`seq_len` must be given for {type(self.scaling).__name__}, got None."
+            )
+        return seq_len
 
 
 def rope_cos_sin(
-    positions: int | Int[Tensor, "*positions"],
+    positions: int | Real[Tensor, "*positions"],
     inv_freq: Float[np.ndarray | Tensor, " n"],
     *,
-    attention_factor: float = 1.0,
+    attention_factor: float | Float[Tensor, ""] = 1.0,
+    axes: Sequence[int] | None = None,
     angles: Angles = "float32",
     dtype: Any = torch.float32,
 ) -> tuple[Float[Tensor, "*positions n"], Float[Tensor, "*positions n"]]:
@@ -130,9 +261,12 @@ def rope_cos_sin(
         cos[m, i] = cos(m * inv_freq[i]) * attention_factor,    sin likewise
 
     Args:
-        positions: Token positions: an int n for 0..n-1, or an array of integers of any shape.
+        positions: Token positions: an int n for 0..n-1, or an array of integers of any shape. With `axes`, an array
+            [*positions, axes] of coordinates, integers or float32 or float64 (patch centres).
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
-        attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for.
+        attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for: see
+            `RopeConfig.attention_factor`.
+        axes: Which coordinate of the position each pair takes, n ints from 0: `RopeConfig.axes`.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32 model does;
             the angle is then off by up to 7.8e-3 radians at position 131071. "exact": in integers, so that
             cos and sin are right to 1.2e-7 at every int32 position, and the same distance gives the same score
@@ -141,27 +275,39 @@ def rope_cos_sin(
     Returns:
         cos and sin, [*positions, n], in `dtype`.
     Raises:
-        TypeError: if positions are not integers, or a dtype is not float32 or float64.
-        ValueError: if `inv_freq` is not one axis, `angles` is unknown, or exact ones are asked for in float64,
-            of a frequency that is not finite or a position that does not fit int32.
+        TypeError: if positions are not integers (or, with `axes`, an array of reals), or a dtype is not float32 or
+            float64.
+        ValueError: if `inv_freq` is not one axis, `axes` do not fit it or the positions, `angles` is unknown, or exact
+            ones are asked for in float64, of a frequency that is not finite or a position that does not fit int32.
     Source:
         arXiv:2104.09864, eq. 15.
     """
     check_table_dtype("dtype", dtype)
     check_choice("angles", angles, ANGLES)
     check_factor("attention_factor", attention_factor)
+    if axes is not None and is_size(positions):
+        raise TypeError(
+            "`positions` must be an array of coordinates where there are `axes`, "
+            "got int."
+        )
     device = inv_freq.device if isinstance(inv_freq, Tensor) else None
-    positions = as_positions("positions", positions, device=device)
+    real = axes is not None and angles != "exact"
+    positions = as_positions("positions", positions, real=real, device=device)
     frequencies, inv_freq = inv_freq, as_table("inv_freq", inv_freq, positions.device)
     if inv_freq.ndim != 1:
         raise ValueError(f"`inv_freq` must be [n], got shape {tuple(inv_freq.shape)}.")
+    # Those of a length that is a size of a compiled program are on the CPU.
+    inv_freq = inv_freq.to(positions.device)
+    positions = _coordinates(positions, axes, inv_freq.shape[0])
     if angles == "exact":
-        _check_exact(positions, dtype)
+        check_exact(positions, dtype)
         turns = _exact.turns(as_exact_frequencies("inv_freq", frequencies))
-        cos, sin = _exact.cos_sin(positions, turns)
-        return cos * attention_factor, sin * attention_factor
+        if isinstance(attention_factor, Tensor):
+            cos, sin = _exact.cos_sin(positions, turns)
+            return cos * attention_factor, sin * attention_factor
+        return _exact.cos_sin(positions, turns, attention_factor)
     # A broadcast product, never a matmul: TF32 or bfloat16 passes would round the positions.
-    angle = positions[..., None].to(dtype) * inv_freq.to(dtype)
+    angle = positions.to(dtype) * inv_freq.to(dtype)
     return torch.cos(angle) * attention_factor, torch.sin(angle) * attention_factor
 
 
@@ -179,15 +325,17 @@ def apply_rope(
         y[a] = x[a] cos[i] - x[b] sin[i]
         y[b] = x[b] cos[i] + x[a] sin[i]        (a, b) = (i, i + n) or (2i, 2i + 1)
 
+    ("interleaved_to_half" has (2i, 2i + 1) on the right and (i, i + n) on the left.)
+
     Written as x cos + swap(x) sin, whose transpose has the same form: the backward pass is the inverse
     rotation and moves as many bytes as the forward pass.
 
     Args:
         x: Queries or keys, any float dtype.
         cos, sin: Tables with one column per pair, [seq, n] or [*batch, seq, n] (batch axes may be 1).
-        layout: "half" or "interleaved"; see `RopeConfig`.
+        layout: "half", "interleaved" or "interleaved_to_half"; see `RopeConfig`.
         placement: Rotate the first ("leading") or last ("trailing") 2n channels.
-        inverse: Rotate back, by the negative angle.
+        inverse: Rotate back, by the negative angle (and from halves to neighbours, if `layout` went the other way).
     Returns:
         Rotated x, same shape and dtype. Computed in float32 (float64 if x or a table is), rounded
         once at the end; channels that do not rotate are returned bit for bit.
@@ -201,7 +349,8 @@ def apply_rope(
     check_flag("inverse", inverse)
     _check_apply("x", x, cos, sin, layout, placement)
     sin = -sin if inverse else sin
-    return _rotate(x, cos.unsqueeze(-3), sin.unsqueeze(-3), layout, placement)
+    pairings = _pairings(layout, inverse)
+    return _rotate(x, cos.unsqueeze(-3), sin.unsqueeze(-3), pairings, placement)
 
 
 def apply_rotary_pos_emb(
@@ -221,7 +370,7 @@ def apply_rotary_pos_emb(
         q, k: Queries and keys at the same positions; the numbers of heads may differ. (Where keys are cached, rotate
             each by itself with `apply_rope`.)
         cos, sin: As from `rope_cos_sin` or `RotaryPositionEmbedding`.
-        layout: "half" or "interleaved".
+        layout: As for `apply_rope`.
     Returns:
         Rotated q and k, each in its own shape and dtype.
     Raises:
@@ -236,7 +385,7 @@ def apply_rotary_pos_emb(
 
 
 def rotate_half(
-    x: Float[Tensor, "*shape width"], *, layout: Layout = "half"
+    x: Float[Tensor, "*shape width"], *, layout: Pairing = "half"
 ) -> Float[Tensor, "*shape width"]:
     """Turn every pair of the last axis by a quarter: (x[a], x[b]) -> (-x[b], x[a]).
 
@@ -250,7 +399,7 @@ def rotate_half(
     """
     x = as_floating("x", x)
     check_rank("x", x, "[..., width]", at_least=1)
-    check_choice("layout", layout, LAYOUTS)
+    check_choice("layout", layout, PAIRINGS)
     if x.shape[-1] % 2:
         raise ValueError(f"`x` must have an even last axis, got {x.shape[-1]}.")
     first, second = _split_pairs(x, layout)
@@ -261,7 +410,7 @@ def permute_rope_weights(
     weight: Float[Tensor, " heads*head_dim *features"],
     num_heads: int,
     *,
-    to: Layout,
+    to: Pairing,
     rotary_dim: int | None = None,
     placement: Placement = "leading",
 ) -> Float[Tensor, " heads*head_dim *features"]:
@@ -285,34 +434,64 @@ def permute_rope_weights(
     """
     weight = as_floating("weight", weight)
     check_size("num_heads", num_heads)
-    check_choice("to", to, LAYOUTS)
+    check_choice("to", to, PAIRINGS)
     check_choice("placement", placement, PLACEMENTS)
     check_rank("weight", weight, "[num_heads * head_dim, ...]", at_least=1)
     head_dim = _head_dim(weight.shape[0], num_heads)
-    width = head_dim if rotary_dim is None else rotary_dim
-    _check_rotary_dim(width, head_dim)
+    width = _as_rotary_dim(rotary_dim, head_dim)
     channels_last = weight.movedim(0, -1)
     heads = channels_last.unflatten(-1, (num_heads, head_dim))
     rotary, rest = _split_rotary(heads, width, placement)
-    (origin,) = set(LAYOUTS) - {to}
+    (origin,) = set(PAIRINGS) - {to}
     rotary = _join_pairs(*_split_pairs(rotary, origin), to)
     permuted = _join_rotary(rotary, rest, placement)
     return permuted.flatten(-2).movedim(-1, 0)
 
 
+def _coordinates(positions: Tensor, axes: Sequence[int] | None, pairs: int) -> Tensor:
+    """The coordinate that each pair takes: [..., 1], or [..., axes] -> [..., pairs]."""
+    if axes is None:
+        return positions[..., None]
+    axes = as_axes("axes", axes)
+    _check_axes(axes, positions, pairs)
+    # Selects are elementwise, and fuse where a gather of channels would not.
+    chosen = torch.tensor(axes, device=positions.device)
+    coordinates = positions[..., :1].expand(*positions.shape[:-1], pairs)
+    for axis in range(1, positions.shape[-1]):
+        coordinate = positions[..., axis : axis + 1]
+        coordinates = torch.where(chosen == axis, coordinate, coordinates)
+    return coordinates
+
+
+def _pairings(layout: Layout, inverse: bool) -> tuple[Pairing, Pairing]:
+    """How pairs are read and how they are written."""
+    if layout != "interleaved_to_half":
+        return layout, layout
+    return ("half", "interleaved") if inverse else ("interleaved", "half")
+
+
 def _rotate(
-    x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, placement: Placement
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pairings: tuple[Pairing, Pairing],
+    placement: Placement,
 ) -> Tensor:
     """x cos + swap(x) sin on the channels that rotate; tables have a heads axis."""
+    source, target = pairings
     dtype = compute_dtype(x, cos, sin)
     rotary, rest = _split_rotary(x, 2 * cos.shape[-1], placement)
     rotary, cos, sin = (part.to(dtype) for part in (rotary, cos, sin))
-    rotated = rotary * _join_pairs(cos, cos, layout)
-    rotated = rotated + _swap_pairs(rotary, layout) * _join_pairs(-sin, sin, layout)
+    first, second = _split_pairs(rotary, source)
+    if source != target:
+        rotary = _join_pairs(first, second, target)
+    rotated = rotary * _join_pairs(cos, cos, target)
+    swapped = _join_pairs(second, first, target)
+    rotated = rotated + swapped * _join_pairs(-sin, sin, target)
     return _join_rotary(rotated.to(x.dtype), rest, placement)
 
 
-def _split_pairs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def _split_pairs(x: Tensor, layout: Pairing) -> tuple[Tensor, Tensor]:
     """First and second members of the pairs: [..., 2n] -> [..., n] and [..., n]."""
     if layout == "half":
         first, second = x.chunk(2, -1)
@@ -321,17 +500,11 @@ def _split_pairs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _join_pairs(first: Tensor, second: Tensor, layout: Layout) -> Tensor:
+def _join_pairs(first: Tensor, second: Tensor, layout: Pairing) -> Tensor:
     """The inverse of `_split_pairs`."""
     if layout == "half":
         return torch.cat((first, second), -1)
     return torch.stack((first, second), -1).flatten(-2)
-
-
-def _swap_pairs(x: Tensor, layout: Layout) -> Tensor:
-    """Exchange the members of every pair."""
-    first, second = _split_pairs(x, layout)
-    return _join_pairs(second, first, layout)
 
 
 def _split_rotary(x: Tensor, width: int, placement: Placement) -> tuple[Tensor, Tensor]:
@@ -357,20 +530,73 @@ def _head_dim(rows: int, num_heads: int) -> int:
     return rows // num_heads
 
 
-def _check_rotary_dim(rotary_dim: Any, head_dim: int) -> None:
+def _as_rotary_dim(rotary_dim: Any, head_dim: int) -> int:
+    """All channels where it is None."""
+    if rotary_dim is None:
+        if head_dim % 2:
+            raise ValueError(
+                f"`head_dim` must be even where `rotary_dim` is None, got {head_dim}."
+            )
+        return head_dim
     check_size("rotary_dim", rotary_dim, at_least=2)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(
             f"`rotary_dim` must be even and at most `head_dim`, "
             f"got {rotary_dim} and {head_dim}."
         )
+    return rotary_dim
 
 
-def _check_exact(positions: Tensor, dtype: Any) -> None:
-    check_int32("positions", positions)
-    if dtype_name(dtype) != "float32":
+def _check_scaling(
+    scaling: Any, base: float, rotary_dim: int, progression: Progression
+) -> None:
+    if scaling is None:
+        return
+    if not isinstance(scaling, Scaling):
+        raise TypeError(
+            f"`scaling` must be a rule of `rope_scaling` or None, "
+            f"got {type(scaling).__name__}."
+        )
+    if progression != "shared":
         raise ValueError(
-            f"`dtype` must be float32 for exact angles, got {dtype_name(dtype)}."
+            f"`scaling` must be None for the progression {progression!r}, "
+            f"got {type(scaling).__name__}."
+        )
+    scaling._check(base, rotary_dim)
+
+
+def _check_progression(
+    progression: Progression, axes: tuple[int, ...] | None, pairs: int
+) -> None:
+    if axes is None:
+        if progression != "shared":
+            raise ValueError(
+                f"`axes` must be given for the progression {progression!r}, got None."
+            )
+        return
+    _check_axis_count(axes, pairs)
+    counts = [axes.count(axis) for axis in range(max(axes) + 1)]
+    if progression == "dealt" and len(set(counts)) > 1:
+        raise ValueError(
+            f"`axes` must have as many pairs each for the progression 'dealt', "
+            f"got {counts}."
+        )
+
+
+def _check_axis_count(axes: tuple[int, ...], pairs: int) -> None:
+    if len(axes) != pairs:
+        raise ValueError(
+            f"`axes` must have one int for each of {pairs} pairs, got {len(axes)}."
+        )
+
+
+def _check_axes(axes: tuple[int, ...], positions: Tensor, pairs: int) -> None:
+    _check_axis_count(axes, pairs)
+    count = max(axes) + 1
+    if positions.ndim < 1 or positions.shape[-1] != count:
+        raise ValueError(
+            f"`positions` must be [..., {count}], one coordinate for each of `axes`, "
+            f"got shape {tuple(positions.shape)}."
         )
 
 

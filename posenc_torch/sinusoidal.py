@@ -11,15 +11,19 @@ Source: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762, sec
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from . import _exact
 from ._checks import (
     as_floating,
     as_positions,
     check_choice,
+    check_exact,
     check_fits,
     check_positive,
     check_rank,
@@ -27,17 +31,20 @@ from ._checks import (
     check_table_dtype,
     compute_dtype,
 )
+from ._progression import geometric
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Real
+    from jaxtyping import Float, Int64, Real
 
 __all__ = ["add_position_encoding", "sinusoidal_position_encoding"]
 
 Layout = Literal["interleaved", "half", "half_cos_first"]
 Spacing = Literal["dim", "endpoint"]
+Angles = Literal["float32", "exact"]
 
 LAYOUTS = ("interleaved", "half", "half_cos_first")
 SPACINGS = ("dim", "endpoint")
+ANGLES = ("float32", "exact")
 
 
 def sinusoidal_position_encoding(
@@ -47,6 +54,7 @@ def sinusoidal_position_encoding(
     base: float = 10_000.0,
     layout: Layout = "interleaved",
     spacing: Spacing = "dim",
+    angles: Angles = "float32",
     dtype: Any = torch.float32,
 ) -> Float[Tensor, "*positions dim"]:
     """Encode positions, or real-valued times, as sines and cosines.
@@ -66,12 +74,17 @@ def sinusoidal_position_encoding(
         layout: "interleaved" (sin, cos, sin, cos: the paper's), "half" (all sines, then all cosines)
             or "half_cos_first" (all cosines, then all sines).
         spacing: "dim" or "endpoint".
+        angles: How the angle is formed. "float32": one product in `dtype`, what every float32 model does;
+            the angle is then off by up to 7.8e-3 radians at position 131071. "exact": in integers, so that the
+            encoding is right to 1.2e-7 at every int32 position; positions must be integers, and `dtype` float32.
         dtype: float32 or float64, of the arithmetic and of the result.
     Returns:
         [*positions, dim] in `dtype`.
     Raises:
-        TypeError: if positions are neither integers nor float32 or float64, or dtype is neither float.
-        ValueError: if `dim` is below 1 (2 for "endpoint"), `base` not positive, or an option unknown.
+        TypeError: if positions are neither integers nor (but for exact angles) float32 or float64, or dtype is neither
+            float.
+        ValueError: if `dim` is below 1 (2 for "endpoint"), `base` not positive, an option unknown, or exact angles are
+            asked for in float64 or of a position that does not fit int32.
     Source:
         arXiv:1706.03762, section 3.5; spacing "endpoint" from tensor2tensor's get_timing_signal_1d.
     """
@@ -79,12 +92,20 @@ def sinusoidal_position_encoding(
     check_positive("base", base)
     check_choice("layout", layout, LAYOUTS)
     check_choice("spacing", spacing, SPACINGS)
+    check_choice("angles", angles, ANGLES)
     check_size("dim", dim, at_least=2 if spacing == "endpoint" else 1)
-    positions = as_positions("positions", positions, real=True)
-    inv_freq = _inv_freq(dim, float(base), spacing)
-    inv_freq = torch.tensor(inv_freq, dtype=dtype, device=positions.device)
-    angle = positions[..., None].to(dtype) * inv_freq
-    sin, cos = torch.sin(angle), torch.cos(angle[..., : dim // 2])
+    positions = as_positions("positions", positions, real=angles != "exact")
+    if angles == "exact":
+        check_exact(positions, dtype)
+        # A size that varies in a compiled program becomes a constant: turns are prepared before it runs.
+        turns = _turns(operator.index(dim), float(base), spacing)
+        cos, sin = _exact.cos_sin(positions[..., None], turns)
+        cos = cos[..., : dim // 2]
+    else:
+        inv_freq = _inv_freq(dim, float(base), spacing)
+        inv_freq = torch.tensor(inv_freq, dtype=dtype, device=positions.device)
+        angle = positions[..., None].to(dtype) * inv_freq
+        sin, cos = torch.sin(angle), torch.cos(angle[..., : dim // 2])
     if layout == "half":
         columns = torch.cat((sin, cos), -1)
     elif layout == "half_cos_first":
@@ -120,8 +141,16 @@ def add_position_encoding(
 
 
 def _inv_freq(dim: int, base: float, spacing: Spacing) -> list[float]:
-    """Angles per unit of position, in Python's float64, so that no compiler touches them: see `RopeConfig.inv_freq`."""
+    """Angles per unit of position."""
     if spacing == "endpoint":
         half = dim // 2
         return [base ** (-i / max(half - 1, 1)) for i in range(half)]
-    return [base ** (-2 * i / dim) for i in range((dim + 1) // 2)]
+    return geometric(base, dim)
+
+
+def _turns(dim: int, base: float, spacing: Spacing) -> Int64[np.ndarray, " n"]:
+    """The same for exact angles."""
+    if spacing == "endpoint":
+        half = dim // 2
+        return _exact.geometric_turns(base, 1, max(half - 1, 1), half)
+    return _exact.geometric_turns(base, 2, dim, (dim + 1) // 2)
