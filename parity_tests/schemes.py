@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .instrument import Pair, oracles
-from .instrument.bounded import Bounded
+from .instrument.bounded import Bounded, stack
 from .instrument.inputs import PROFILES, positions
 
 __all__ = ["pairs"]
@@ -24,7 +24,7 @@ ROWS = 4  # of a second batch axis
 HEAD_DIM, ROTARY_DIM, VALUE_DIM, MODEL_DIM = 10, 8, 5, 7
 MAX_LEN = 11
 BASE = 500_000.0
-LAYOUTS = ("half", "interleaved")
+LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 PLACEMENTS = ("leading", "trailing")
 
 
@@ -144,8 +144,13 @@ def _rope_apply(pj: Any, pt: Any, layout: str, placement: str, inverse: bool) ->
         out = pt.apply_rope(x, cos, sin, inverse=inverse, **static)
         return {"out": _heads_first(out)}
 
+    back = "half_to_interleaved" if layout == "interleaved_to_half" else layout
+
     def oracle(x: Bounded, cos: Bounded, sin: Bounded) -> Any:
-        out, vjp = oracles.rotate(x, cos, -sin if inverse else sin, **static)
+        if inverse:
+            out, vjp = oracles.rotate(x, cos, -sin, back, placement)
+        else:
+            out, vjp = oracles.rotate(x, cos, sin, layout, placement)
 
         def gradients(g: Any) -> Any:
             d_x, d_cos, d_sin = vjp(g["out"])
@@ -161,6 +166,7 @@ def _rope_apply(pj: Any, pt: Any, layout: str, placement: str, inverse: bool) ->
         draw,
         wrt=("x", "cos", "sin"),
         float32=("cos", "sin"),
+        profiles=("dense",),  # no positions, so all profiles are the same run
     )
 
 
@@ -212,6 +218,357 @@ def _rope(
     )
 
 
+# Rules with numbers for which each does all that it can to the 4 pairs, the same for the oracle, and the magnitude.
+YARN = {"factor": 4.0, "original_max_position_embeddings": 131_072}
+STRETCH = 0.1 * np.log(4.0)
+SCALED: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], float]] = {
+    "linear": ("LinearScaling", {"factor": 2.5}, "linear", {"factor": 2.5}, 1.0),
+    "ntk": ("NtkScaling", {"alpha": 3.75}, "ntk", {"alpha": 3.75}, 1.0),
+    "llama3": (
+        "Llama3Scaling",
+        {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "llama3",
+        {"factor": 8.0, "trained": 8192, "turns": (4.0, 1.0)},
+        1.0,
+    ),
+    "proportional": (
+        "ProportionalScaling",
+        {"partial_rotary_factor": 0.75, "factor": 2.0},
+        "proportional",
+        {"part": 0.75, "factor": 2.0},
+        1.0,
+    ),
+    "yarn": (
+        "YarnScaling",
+        YARN,
+        "yarn",
+        {"factor": 4.0, "trained": 131_072},
+        1 + STRETCH,
+    ),
+    "yarn_weights": (
+        "YarnScaling",
+        YARN | {"mscale": 0.5, "mscale_all_dim": 1.25},
+        "yarn",
+        {"factor": 4.0, "trained": 131_072},
+        (1 + 0.5 * STRETCH) / (1 + 1.25 * STRETCH),
+    ),
+    "yarn_untruncated": (
+        "YarnScaling",
+        # A long ramp, so that in float64 the roundings of its ends, which are logarithms, move no pair by much.
+        YARN
+        | {"truncate": False, "attention_factor": 0.75}
+        | {"beta_fast": 1000.0, "beta_slow": 0.001},
+        "yarn",
+        {
+            "factor": 4.0,
+            "trained": 131_072,
+            "turns": (1000.0, 0.001),
+            "truncate": False,
+        },
+        0.75,
+    ),
+}
+
+
+def _scaled(pj: Any, pt: Any) -> Pair:
+    """The tables of every rule that does not depend on the length, and channels rotated by the last of them."""
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        x = rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM))
+        return {"x": x, **_positions(rng, profile)}
+
+    def tables(package: Any, positions: Any, dtype: Any) -> Any:
+        found = {}
+        for name, (rule, fields, *_) in SCALED.items():
+            config = _config(package, scaling=getattr(package, rule)(**fields))
+            found[f"cos_{name}"], found[f"sin_{name}"] = package.rope_cos_sin(
+                positions,
+                config.inv_freq(dtype=dtype),
+                attention_factor=config.attention_factor(),
+                dtype=dtype,
+            )
+        return found
+
+    in_jax, in_torch = _rotated(pj, pt, tables)
+
+    def oracle(x: Bounded, positions: np.ndarray) -> Any:
+        found = {}
+        for name, (_, _, rule, numbers, factor) in SCALED.items():
+            frequencies = oracles.scaled(rule, ROTARY_DIM, BASE, **numbers)
+            pair = oracles.cos_sin(positions, frequencies)
+            if factor != 1:
+                pair = [table * Bounded(*np.full(2, factor)) for table in pair]
+            found[f"cos_{name}"], found[f"sin_{name}"] = pair
+        return _with_rotation(x, found, *pair)
+
+    return Pair(
+        "rope_scaled.rules",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("x",),
+        float32=tuple(f"{table}_{name}" for name in SCALED for table in ("cos", "sin")),
+        profiles=("sparse", "dense"),
+    )
+
+
+# The trained length, and lengths below, at, just above and far above it.
+TRAINED = 64
+LENGTHS = (50, TRAINED, TRAINED + 1, 100 * TRAINED)
+DIVISORS = (1.0, 1.25, 1.75, 2.5), (1.5, 4.0, 9.0, 20.0)
+MAGNITUDES = 1.125, 1.375
+
+
+def _scaled_by_length(pj: Any, pt: Any) -> Pair:
+    """The rules that depend on the length, at lengths that are traced: tables [lengths, batch, seq, n]."""
+    short, long = DIVISORS
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        x = rng.normal(size=(BATCH, SEQ, HEADS, HEAD_DIM))
+        lengths = np.array(LENGTHS, np.int32)
+        return {"x": x, **_positions(rng, profile), "lengths": lengths}
+
+    def tables(stack: Any) -> Any:
+        def of_lengths(package: Any, positions: Any, dtype: Any, lengths: Any) -> Any:
+            rules = {
+                "dynamic": package.DynamicNtkScaling(3.0, TRAINED),
+                "longrope": package.LongRopeScaling(
+                    short,
+                    long,
+                    TRAINED,
+                    100.0,
+                    short_mscale=MAGNITUDES[0],
+                    long_mscale=MAGNITUDES[1],
+                ),
+            }
+            found = {}
+            for name, rule in rules.items():
+                config = _config(package, scaling=rule)
+                each = [
+                    package.rope_cos_sin(
+                        positions,
+                        config.inv_freq(length, dtype=dtype),
+                        attention_factor=config.attention_factor(length),
+                        dtype=dtype,
+                    )
+                    for length in lengths
+                ]
+                for table, parts in zip(
+                    ("cos", "sin"), zip(*each, strict=True), strict=True
+                ):
+                    found[f"{table}_{name}"] = stack(parts)
+            return found
+
+        return of_lengths
+
+    in_jax, _ = _rotated(pj, pt, tables(jnp.stack), last=-1)
+    _, in_torch = _rotated(pj, pt, tables(torch.stack), last=-1)
+
+    def oracle(x: Bounded, positions: np.ndarray, lengths: np.ndarray) -> Any:
+        made: dict[str, list[Any]] = {"dynamic": [], "longrope": []}
+        for length in lengths.tolist():
+            numbers = {"factor": 3.0, "trained": TRAINED, "length": length}
+            frequencies = oracles.scaled("dynamic", ROTARY_DIM, BASE, **numbers)
+            roundings = oracles.dynamic_roundings(ROTARY_DIM, **numbers)
+            made["dynamic"].append(
+                oracles.cos_sin(positions, frequencies, None, roundings)
+            )
+            numbers = {"divisors": DIVISORS, "trained": TRAINED, "length": length}
+            frequencies = oracles.scaled("longrope", ROTARY_DIM, BASE, **numbers)
+            factor = MAGNITUDES[length > TRAINED]
+            pair = oracles.cos_sin(positions, frequencies)
+            made["longrope"].append(tuple(table * factor for table in pair))
+        found = {
+            f"{table}_{name}": stack(list(parts), 0)
+            for name, pairs in made.items()
+            for table, parts in zip(
+                ("cos", "sin"), zip(*pairs, strict=True), strict=True
+            )
+        }
+        return _with_rotation(x, found, *made["longrope"][-1])
+
+    return Pair(
+        "rope_scaled.by_length",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("x",),
+        float32=("cos_dynamic", "sin_dynamic", "cos_longrope", "sin_longrope"),
+        profiles=("sparse", "dense"),
+    )
+
+
+# Sections of time, height and width (of height, width and time for "ernie"), and the axis of each of the 6 pairs.
+MROPE = {
+    "chunked": ((3, 2, 1), (0, 0, 0, 1, 1, 2)),
+    "interleaved": ((3, 2, 1), (0, 1, 2, 0, 1, 0)),
+    "ernie": ((2, 2, 2), (1, 2, 1, 2, 0, 0)),
+}
+AXES_DIM = 12
+
+
+def _mrope(pj: Any, pt: Any) -> Pair:
+    """Positions of three axes, each with its own, in every order of the pairs."""
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        axes = [_positions(rng, profile)["positions"] for _ in range(3)]
+        x = rng.normal(size=(BATCH, SEQ, HEADS, AXES_DIM + 2))
+        return {"x": x, "positions": np.stack(axes, -1)}
+
+    def tables(package: Any, positions: Any, dtype: Any) -> Any:
+        found = {}
+        for order, (sections, _) in MROPE.items():
+            axes = package.mrope_axes(sections, order=order)
+            config = package.RopeConfig(
+                AXES_DIM + 2, base=BASE, rotary_dim=AXES_DIM, axes=axes
+            )
+            found[f"cos_{order}"], found[f"sin_{order}"] = package.rope_cos_sin(
+                positions, config.inv_freq(dtype=dtype), axes=config.axes, dtype=dtype
+            )
+        return found
+
+    in_jax, in_torch = _rotated(pj, pt, tables)
+
+    def oracle(x: Bounded, positions: np.ndarray) -> Any:
+        found = {}
+        frequencies = oracles.progression(AXES_DIM, BASE)
+        for order, (_, axes) in MROPE.items():
+            pair = oracles.cos_sin(positions, frequencies, axes)
+            found[f"cos_{order}"], found[f"sin_{order}"] = pair
+        return _with_rotation(x, found, *pair)
+
+    return Pair(
+        "rope_axes.mrope",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("x",),
+        float32=tuple(
+            f"{table}_{order}" for order in MROPE for table in ("cos", "sin")
+        ),
+        profiles=("sparse", "dense"),
+    )
+
+
+# The axis of each of the 6 pairs, and its number in which progression: (pairs of the progression, number).
+AXIAL = {
+    "per_axis": (
+        (0, 1, 0, 0, 1, 0),
+        ((4, 0), (2, 0), (4, 1), (4, 2), (2, 1), (4, 3)),
+    ),
+    "dealt": ((0, 1, 1, 0, 1, 0), ((6, 0), (6, 1), (6, 3), (6, 2), (6, 5), (6, 4))),
+}
+
+
+def _axial(pj: Any, pt: Any) -> Pair:
+    """Real coordinates of two axes, and their gradient."""
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        return {
+            "x": rng.normal(size=(BATCH, SEQ, HEADS, AXES_DIM + 2)),
+            "positions": rng.uniform(-30, 30, (BATCH, SEQ, 2)),
+        }
+
+    def tables(package: Any, positions: Any, dtype: Any) -> Any:
+        found = {}
+        for progression, (axes, _) in AXIAL.items():
+            config = package.RopeConfig(
+                AXES_DIM + 2,
+                base=BASE,
+                rotary_dim=AXES_DIM,
+                axes=axes,
+                progression=progression,
+            )
+            pair = package.rope_cos_sin(
+                positions, config.inv_freq(dtype=dtype), axes=axes, dtype=dtype
+            )
+            found[f"cos_{progression}"], found[f"sin_{progression}"] = pair
+        return found
+
+    in_jax, in_torch = _rotated(pj, pt, tables)
+
+    def oracle(x: Bounded, positions: Bounded) -> Any:
+        found, made = {}, {}
+        for name, (axes, numbers) in AXIAL.items():
+            frequencies = [oracles.progression(2 * n, BASE)[i] for n, i in numbers]
+            pair = oracles.cos_sin(positions.value, frequencies, axes)
+            found[f"cos_{name}"], found[f"sin_{name}"] = pair
+            made[name] = pair, frequencies, axes
+        outputs, rotation_vjp = _with_rotation(x, found, *pair)
+
+        def gradients(g: Any) -> Any:
+            through_x = rotation_vjp(g)
+            parts = []
+            for name, given in made.items():
+                d_cos, d_sin = g[f"cos_{name}"], g[f"sin_{name}"]
+                if name == "dealt":
+                    d_cos, d_sin = d_cos + through_x["cos"], d_sin + through_x["sin"]
+                parts.append(oracles.coordinates_gradient(d_cos, d_sin, *given))
+            return {"x": through_x["x"], "positions": oracles.add(*parts)}
+
+        return outputs, gradients
+
+    return Pair(
+        "rope_axes.axial",
+        in_jax,
+        in_torch,
+        oracle,
+        draw,
+        wrt=("x", "positions"),
+        float32=(
+            "positions",
+            *(f"{table}_{name}" for name in AXIAL for table in ("cos", "sin")),
+        ),
+        profiles=("dense",),  # coordinates have none
+    )
+
+
+def _positions(rng: np.random.Generator, profile: str) -> dict[str, np.ndarray]:
+    return {"positions": positions(rng, profile, BATCH, SEQ)["positions"]}
+
+
+def _config(package: Any, **options: Any) -> Any:
+    return package.RopeConfig(HEAD_DIM, base=BASE, rotary_dim=ROTARY_DIM, **options)
+
+
+def _rotated(pj: Any, pt: Any, tables: Any, last: Any = ...) -> tuple[Any, Any]:
+    """Tables and, as "out", x rotated by the last two of them (at the last length)."""
+
+    def in_jax(x: Any, **rest: Any) -> Any:
+        dtype = _table_dtype(x, jnp.float64, jnp.float32)
+        found = tables(pj, dtype=dtype, **rest)
+        cos, sin = list(found.values())[-2:]
+        return found | {"out": pj.apply_rope(x, cos[last], sin[last])}
+
+    def in_torch(x: Any, **rest: Any) -> Any:
+        dtype = _table_dtype(x, torch.float64, torch.float32)
+        found = tables(pt, dtype=dtype, **rest)
+        cos, sin = list(found.values())[-2:]
+        out = pt.apply_rope(_heads_first(x), cos[last], sin[last])
+        return found | {"out": _heads_first(out)}
+
+    return in_jax, in_torch
+
+
+def _with_rotation(x: Bounded, tables: Any, cos: Bounded, sin: Bounded) -> Any:
+    """The oracle's side of `_rotated`."""
+    out, vjp = oracles.rotate(x, cos, sin, "half", "leading")
+
+    def gradients(g: Any) -> Any:
+        d_x, d_cos, d_sin = vjp(g["out"])
+        return {"x": d_x, "cos": d_cos, "sin": d_sin}
+
+    return tables | {"out": out}, gradients
+
+
 def _pairwise(pj: Any, pt: Any) -> Pair:
     """The pair-wise spelling: both rotated, in the layout asked for."""
 
@@ -250,6 +607,7 @@ def _pairwise(pj: Any, pt: Any) -> Pair:
         draw,
         wrt=("q", "k"),
         float32=("cos", "sin"),
+        profiles=("dense",),  # as `_rope_apply`
     )
 
 
@@ -266,8 +624,7 @@ def _torch_tables(pt: Any, x: Any, positions: Any, factor: Any = 1.0) -> Any:
 
 
 def _inv_freq(package: Any, dtype: Any) -> np.ndarray:
-    config = package.RopeConfig(HEAD_DIM, base=BASE, rotary_dim=ROTARY_DIM)
-    return config.inv_freq(dtype=dtype)
+    return _config(package).inv_freq(dtype=dtype)
 
 
 # ALiBi -----------------------------------------------------------------------------------------------------------
@@ -662,7 +1019,12 @@ def _all(pj: Any, pt: Any) -> Iterator[Pair]:
             yield _rope_apply(pj, pt, layout, placement, inverse=False)
             yield _rope(pj, pt, layout, placement)
         yield _rope_apply(pj, pt, layout, "leading", inverse=True)
+    yield _rope_apply(pj, pt, "interleaved_to_half", "trailing", inverse=True)
     yield _rope(pj, pt, "half", "leading", learnt_factor=True)
+    yield _scaled(pj, pt)
+    yield _scaled_by_length(pj, pt)
+    yield _mrope(pj, pt)
+    yield _axial(pj, pt)
     yield _pairwise(pj, pt)
     for kind in ("symmetric", "signed", "key"):
         yield _alibi(pj, pt, kind)

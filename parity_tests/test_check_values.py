@@ -27,9 +27,25 @@ TOLERANCE = {
     # Frequencies were a float32 power and reciprocal, 1.4 u at most (measured for base
     # 1e4 to 1e6); ours are rounded once, 1 u.
     "inv_freq": 3 * U,  # relative
+    # Blends of two such frequencies, or of a larger base, or divided by a factor, which
+    # are up to three roundings more; ours are rounded once.
+    "scaled": 6 * U,  # relative
+    # Float64 on both sides: logarithms, a root or a quotient, 8 roundings.
+    "factor": 8 * 2.0**-53,  # relative
     # Two products and a sum of numbers up to 8, whose last bit is 8 u, on each side. All
     # rows but one agree to the bit; the complex product of Meta's is off by one bit.
     "rotation": 24 * U,
+    # Sines and cosines of angles up to 3, with frequencies that are exact for the first
+    # pair and off by 3 u below it; a product is rounded on each side.
+    "table": 6 * U,
+    # The same for angles up to 4.2 that are products of three numbers on each side, all
+    # of them rounded: 2 * 3 u of the angle, and a sine or cosine.
+    "centres": 27 * U,
+    # Sines and cosines of the same floats: half a unit on each side, and the last bit.
+    "same_angle": 2 * U,
+    # Two products of a cosine and a scale, each off by 3 u, and a sum up to 1.4, whose
+    # last bit is 1 u, on each side; scales alone have an exponential and a power.
+    "xpos": 16 * U,
     # A sine or cosine on each side, half a unit, of an angle that is exact for the first
     # frequency and below 0.2, with 8 u of itself for fairseq's exp formula, for the rest.
     "sinusoid": 3 * U,
@@ -143,6 +159,17 @@ ROTATED = {
             *(-1.2722325325012207, -1.838865041732788),
             *(2.8786680698394775, 4.088186740875244),
             *(5.0, 6.0, 7.0, 8.0),
+        ],
+    ),
+    # transformers==5.24.0, deepseek_v3.apply_rotary_pos_emb_interleave
+    "deepseek_v3_to_half": (
+        {"layout": "interleaved_to_half"},
+        8,
+        [
+            *(-1.2722325325012207, 1.6839286088943481),
+            *(4.817777156829834, 6.975968360900879),
+            *(-1.838865041732788, 4.707906723022461),
+            *(6.14727783203125, 8.020964622497559),
         ],
     ),
     # transformers==5.24.0, deepseek_v4.apply_rotary_pos_emb: the last 4 channels
@@ -265,6 +292,492 @@ def test_permute_rope_weights_is_the_step_between_the_two_models(package):
         *(6.14727783203125, 8.020964622497559),
     ]
     assert_near(llama, expected, "rotation")
+
+
+# --------------------------------------------------------------------------- scaling
+
+AT_4096 = {"original_max_position_embeddings": 4096}
+DIVISORS = {
+    "short_factor": [1.0, 1.05, 1.1, 1.2],
+    "long_factor": [1.0, 2.0, 8.0, 32.0],
+}
+EDGES = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# The config, its rule, the length; the frequencies and the attention factor.
+SCALED = {
+    # transformers==5.24.0, ROPE_INIT_FUNCTIONS["linear"]: position interpolation
+    "linear_4": (
+        {"head_dim": 8},
+        ("LinearScaling", {"factor": 4.0}),
+        None,
+        [0.25, 0.02500000037252903, 0.0024999999441206455, 0.0002500000118743628],
+        1.0,
+    ),
+    # transformers==5.24.0, ROPE_INIT_FUNCTIONS["dynamic"] at twice the trained length
+    "dynamic_8192": (
+        {"head_dim": 8},
+        ("DynamicNtkScaling", {"factor": 2.0, "max_position_embeddings": 4096}),
+        8192,
+        [1.0, 0.06933612376451492, 0.0048074983060359955, 0.00033333332976326346],
+        1.0,
+    ),
+    # transformers==5.24.0, ROPE_INIT_FUNCTIONS["yarn"]; Qwen2.5 and Qwen3 when long
+    "yarn_4": (
+        {"head_dim": 8},
+        ("YarnScaling", {"factor": 4.0, **AT_4096}),
+        None,
+        [1.0, 0.10000000149011612, 0.00624999962747097, 0.0002500000118743628],
+        1.138629436111989,
+    ),
+    # the same, ends of the ramp as they are: gpt-oss
+    "yarn_4_untruncated": (
+        {"head_dim": 8},
+        ("YarnScaling", {"factor": 4.0, **AT_4096, "truncate": False}),
+        None,
+        [1.0, 0.10000000149011612, 0.006556970998644829, 0.0002500000118743628],
+        1.138629436111989,
+    ),
+    # the same, with DeepSeek-V3's parameters
+    "yarn_deepseek_v3": (
+        {"head_dim": 64},
+        (
+            "YarnScaling",
+            {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, **AT_4096},
+        ),
+        None,
+        [
+            *(1.0, 0.7498942017555237, 0.5623413324356079, 0.4216965138912201),
+            *(0.3162277638912201, 0.23713736236095428, 0.17782793939113617),
+            *(0.1333521455526352, 0.10000000149011612, 0.07498941570520401),
+            *(0.05623412877321243, 0.039006926119327545, 0.026879360899329185),
+            *(0.01837814413011074, 0.012447956018149853, 0.0083345090970397),
+            *(0.005500000435858965, 0.0035619973205029964, 0.002249365206807852),
+            *(0.0013705134624615312, 0.0007905694073997438, 0.0004149904125370085),
+            *(0.00017782794020604342, 3.333803397254087e-05, 2.499999936844688e-05),
+            *(1.8747354260995053e-05, 1.4058532542549074e-05, 1.0542412383074407e-05),
+            *(7.905694474175107e-06, 5.928434347879374e-06, 4.445698323252145e-06),
+            3.3338035336782923e-06,
+        ],
+        1.0,
+    ),
+    # the same, two weights of the magnitude that differ
+    "yarn_mscales": (
+        {"head_dim": 8},
+        (
+            "YarnScaling",
+            {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0, **AT_4096},
+        ),
+        None,
+        [1.0, 0.10000000149011612, 0.005124999675899744, 2.499999936844688e-05],
+        0.9210423553163399,
+    ),
+    # transformers==5.24.0, ROPE_INIT_FUNCTIONS["longrope"] beyond the trained length
+    "longrope_4097": (
+        {"head_dim": 8},
+        ("LongRopeScaling", {"factor": 32.0, **DIVISORS, **AT_4096}),
+        4097,
+        [1.0, 0.05000000074505806, 0.0012499999720603228, 3.125000148429535e-05],
+        1.1902380714238083,
+    ),
+    # transformers==5.24.0, ROPE_INIT_FUNCTIONS["llama3"]; Llama 3.1, a narrow head
+    "llama_3_1": (
+        {"head_dim": 8, "base": 500_000.0},
+        ("Llama3Scaling", {"factor": 8.0, **EDGES}),
+        None,
+        [1.0, 0.03760603070259094, 0.0005248460220173001, 6.647869668086059e-06],
+        1.0,
+    ),
+    # the same, Llama 3.2 1B
+    "llama_3_2": (
+        {"head_dim": 64, "base": 500_000.0},
+        ("Llama3Scaling", {"factor": 32.0, **EDGES}),
+        None,
+        [
+            *(1.0, 0.663601279258728, 0.44036662578582764, 0.2922278344631195),
+            *(0.193922758102417, 0.12868738174438477, 0.08539710193872452),
+            *(0.05666961893439293, 0.03760603070259094, 0.02495540864765644),
+            *(0.016560440883040428, 0.010989529080688953, 0.00729266507551074),
+            *(0.00483942124992609, 0.0032114461064338684, 0.0012905480107292533),
+            *(0.000429556705057621, 9.708286233944818e-05, 1.9461638657958247e-05),
+            *(1.291476746700937e-05, 8.570255886297673e-06, 5.687232260243036e-06),
+            *(3.7740544485131977e-06, 2.504467147446121e-06, 1.6619674170215148e-06),
+            *(1.1028836297555245e-06, 7.318749339901842e-07, 4.856731266045244e-07),
+            *(3.2229328894572973e-07, 2.1387423032592778e-07, 1.4192720243499934e-07),
+            9.418306490260875e-08,
+        ],
+        1.0,
+    ),
+    # transformers==5.24.0, ROPE_INIT_FUNCTIONS["proportional"]; Gemma 4, a narrow head
+    "gemma_4": (
+        {"head_dim": 16, "base": 1_000_000.0},
+        ("ProportionalScaling", {"partial_rotary_factor": 0.25}),
+        None,
+        [1.0, 0.17782793939113617, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        1.0,
+    ),
+    # jquesnelle/yarn@995db5b, LlamaNTKScaledRotaryEmbedding(8, alpha=4)
+    "ntk_alpha_4": (
+        {"head_dim": 8},
+        ("NtkScaling", {"alpha": 4.0}),
+        None,
+        [1.0, 0.06299605220556259, 0.00396850286051631, 0.0002500000118743628],
+        1.0,
+    ),
+    # microsoft/LongRoPE@c9e56aa, LongRoPEScaledRotaryEmbedding, policy "su"
+    "longrope_authors": (
+        {"head_dim": 8},
+        ("LongRopeScaling", {"factor": 32.0, **DIVISORS, **AT_4096}),
+        131_072,
+        [1.0, 0.05000000074505806, 0.0012499999720603228, 3.125000148429535e-05],
+        1.1902380714238083,
+    ),
+    # vllm-project/vllm@03587f55, ntk_scaling_rope.py, transcribed: a base 4 times as large,
+    # then every frequency by 4 ** (2 / 8)
+    "ntk_fixed": (
+        {"head_dim": 8, "base": 40_000.0},
+        ("LinearScaling", {"factor": 4 ** (2 / 8)}),
+        None,
+        [
+            *(0.7071067690849304, 0.05000000447034836, 0.0035355337895452976),
+            0.00024999998277053237,
+        ],
+        1.0,
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", SCALED)
+def test_scaling_is_the_models_own(case, package):
+    config, (rule, fields), seq_len, expected, factor = SCALED[case]
+    scaling = getattr(package, rule)(**fields)
+    config = package.RopeConfig(**config, scaling=scaling)
+    assert_relatively_near(config.inv_freq(seq_len), expected, "scaled")
+    found = config.attention_factor(seq_len)
+    assert found == pytest.approx(factor, rel=TOLERANCE["factor"])
+
+
+@BOTH
+def test_scaled_frequencies_are_far_from_plain_ones(package):
+    """So that a rule which is never applied shows in every row."""
+    for config, _, _, expected, _ in SCALED.values():
+        plain = package.RopeConfig(**config).inv_freq()
+        assert np.abs(np.array(expected) / plain - 1).max() > 0.1
+
+
+MAGNITUDES = {
+    # microsoft/LongRoPE@c9e56aa, LongRoPEScaledRotaryEmbedding, policy "yarn", 32 times
+    "longrope_authors_yarn": ((32.0,), 1.3465735902799727),
+    # vllm-project/vllm@d5a17e05, telechat3_scaling_rope.py, transcribed: 0.07 ln(4) + 1
+    "telechat_3": ((4.0, 0.7), 1.0970406052783923),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", MAGNITUDES)
+def test_yarn_mscale_is_the_models_own(case, package):
+    arguments, expected = MAGNITUDES[case]
+    found = package.yarn_mscale(*arguments)
+    assert found == pytest.approx(expected, rel=TOLERANCE["factor"])
+
+
+# ------------------------------------------------------------------------------- axes
+
+# Tables of one token or of a grid of 2 by 3, one column per pair.
+PER_AXIS = {"head_dim": 8, "axes": (0, 0, 1, 1), "progression": "per_axis"}
+TIMM_ROWS = {
+    "cos": [(1.0, 1.0), (0.5403023362159729, 0.9999499917030334)],
+    "sin": [(0.0, 0.0), (0.8414709568023682, 0.009999833069741726)],
+}
+TIMM_COLUMNS = {
+    "cos": [*TIMM_ROWS["cos"], (-0.416146844625473, 0.9998000264167786)],
+    "sin": [*TIMM_ROWS["sin"], (0.9092974066734314, 0.019998665899038315)],
+}
+DINO_ROWS = {
+    "cos": [(-1.0, 0.9510565400123596), (-1.0, 0.9510565400123596)],
+    "sin": [
+        (8.742277657347586e-08, -0.30901700258255005),
+        (-8.742277657347586e-08, 0.30901700258255005),
+    ],
+}
+DINO_COLUMNS = {
+    "cos": [
+        (-0.5000002980232239, 0.9135454893112183),
+        (1.0, 1.0),
+        (-0.5000002980232239, 0.9135454893112183),
+    ],
+    "sin": [
+        (0.8660252094268799, -0.4067366421222687),
+        (0.0, 0.0),
+        (-0.8660252094268799, 0.4067366421222687),
+    ],
+}
+
+
+def over_grid(rows: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """What the rows and columns of a grid give each of its points, rows first."""
+    return {
+        name: [[*row, *column] for row in rows[name] for column in columns[name]]
+        for name in rows
+    }
+
+
+TABLES = {
+    # transformers==5.24.0, Qwen2VLRotaryEmbedding, time, height, width 1, 2, 3
+    "qwen2_vl": (
+        {"head_dim": 16, "axes": (0, 0, 1, 1, 1, 2, 2, 2)},
+        [[1, 2, 3]],
+        {
+            "cos": [
+                [
+                    *(0.5403023362159729, 0.950415313243866, 0.9800665974617004),
+                    *(0.9980006814002991, 0.9998000264167786, 0.9999549984931946),
+                    *(0.9999955296516418, 0.9999995827674866),
+                ]
+            ],
+            "sin": [
+                [
+                    *(0.8414709568023682, 0.3109835982322693, 0.19866932928562164),
+                    *(0.06320340186357498, 0.019998665899038315, 0.00948669109493494),
+                    *(0.0029999956022948027, 0.0009486832423135638),
+                ]
+            ],
+        },
+    ),
+    # transformers==5.24.0, Qwen3VLTextRotaryEmbedding, the same. (Its sections were 2, 3
+    # and 3, of which width has two, since the last of every third pair is past the end.)
+    "qwen3_vl": (
+        {"head_dim": 16, "axes": (0, 1, 2, 0, 1, 2, 0, 1)},
+        [[1, 2, 3]],
+        {
+            "cos": [
+                [
+                    *(0.5403023362159729, 0.8065783977508545, 0.9553365111351013),
+                    *(0.999500036239624, 0.9998000264167786, 0.9999549984931946),
+                    *(0.9999995231628418, 0.9999998211860657),
+                ]
+            ],
+            "sin": [
+                [
+                    *(0.8414709568023682, 0.5911270976066589, 0.29552021622657776),
+                    *(0.031617507338523865, 0.019998665899038315, 0.00948669109493494),
+                    *(0.0009999999310821295, 0.0006324555142782629),
+                ]
+            ],
+        },
+    ),
+    # timm==1.0.31, build_rotary_pos_embed([2, 3], dim=8, in_pixels=False); EVA02
+    "timm": (PER_AXIS, "grid", over_grid(TIMM_ROWS, TIMM_COLUMNS)),
+    # diffusers==0.42.1, get_1d_rotary_pos_embed(8, [3.0], freqs_dtype=float64); FLUX
+    "flux": (
+        {"head_dim": 8},
+        [3],
+        {
+            "cos": [
+                [
+                    *(-0.9899924993515015, 0.9553365111351013),
+                    *(0.9995500445365906, 0.9999955296516418),
+                ]
+            ],
+            "sin": [
+                [
+                    *(0.14112000167369843, 0.29552021622657776),
+                    *(0.029995501041412354, 0.0029999956022948027),
+                ]
+            ],
+        },
+    ),
+    # diffusers==0.42.1, get_1d_rotary_pos_embed(8, [3.0], ntk_factor=2,
+    # linear_factor=1.5): the base itself times 2; Lumina
+    "lumina": (
+        {"head_dim": 8, "base": 20_000.0, "scaling": 1.5},
+        [3],
+        {
+            "cos": [
+                [
+                    *(-0.416146844625473, 0.9858911633491516),
+                    *(0.9998999834060669, 0.9999992847442627),
+                ]
+            ],
+            "sin": [
+                [
+                    *(0.9092974066734314, 0.16738760471343994),
+                    *(0.014141663908958435, 0.001189206843264401),
+                ]
+            ],
+        },
+    ),
+}
+
+
+def config_of(package: ModuleType, fields: dict[str, Any]) -> Any:
+    """A config; its scaling is given as the factor of a linear one."""
+    factor = fields.get("scaling")
+    scaling = None if factor is None else package.LinearScaling(factor)
+    return package.RopeConfig(**fields | {"scaling": scaling})
+
+
+@BOTH
+@pytest.mark.parametrize("case", TABLES)
+def test_rope_cos_sin_is_the_models_own(case, package):
+    fields, positions, expected = TABLES[case]
+    config = config_of(package, fields)
+    if positions == "grid":
+        positions = package.grid_positions(2, 3)
+    at = array(package, positions, "int32")
+    tables = package.rope_cos_sin(at, config.inv_freq(), axes=config.axes)
+    for name, found in zip(("cos", "sin"), tables, strict=True):
+        assert_near(found, expected[name], "table")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("order", "sections", "case"),
+    [("chunked", [2, 3, 3], "qwen2_vl"), ("interleaved", [3, 3, 2], "qwen3_vl")],
+)
+def test_mrope_axes_are_the_models_own(order, sections, case, package):
+    assert package.mrope_axes(sections, order=order) == TABLES[case][0]["axes"]
+
+
+@BOTH
+def test_mrope_axes_are_ernies(package):
+    """transformers==5.24.0, Ernie4_5_VLMoeTextRotaryEmbedding, sections 2, 2 and 4.
+
+    Its frequencies are listed by axis, height and width before time.
+    """
+    axes = package.mrope_axes([2, 2, 4], order="ernie")
+    inv_freq = package.RopeConfig(16, axes=axes).inv_freq()
+    by_axis = [inv_freq[np.array(axes) == axis] for axis in (1, 2, 0)]
+    expected = [
+        *(1.0, 0.10000000149011612, 0.3162277638912201, 0.03162277862429619),
+        *(0.009999999776482582, 0.003162277862429619),
+        *(0.0010000000474974513, 0.0003162277862429619),
+    ]
+    assert_relatively_near(np.concatenate(by_axis), expected, "inv_freq")
+
+
+@BOTH
+def test_dealt_frequencies_are_pixtrals(package):
+    """transformers==5.24.0, PixtralVisionRotaryEmbedding, rows before columns."""
+    config = package.RopeConfig(8, axes=(0, 0, 1, 1), progression="dealt")
+    expected = [
+        *(1.0, 0.009999999776482582),
+        *(0.10000000149011612, 0.0010000000474974513),
+    ]
+    assert_relatively_near(config.inv_freq(), expected, "inv_freq")
+
+
+@BOTH
+def test_rope_cos_sin_of_patch_centres_is_dinos(package):
+    """transformers==5.24.0, DINOv3ViTRopePositionEmbedding, base 100, 2 by 3 patches."""
+    config = package.RopeConfig(**PER_AXIS, base=100.0)
+    assert_relatively_near(
+        config.inv_freq(), [1.0, 0.10000000149011612] * 2, "inv_freq"
+    )
+    centres = array(package, package.patch_centres(2, 3), "float32")
+    inv_freq = 2 * np.pi * config.inv_freq(dtype="float64")
+    tables = package.rope_cos_sin(centres, inv_freq, axes=config.axes)
+    expected = over_grid(DINO_ROWS, DINO_COLUMNS)
+    for name, found in zip(("cos", "sin"), tables, strict=True):
+        assert_near(found, expected[name], "centres")
+
+
+@BOTH
+def test_rope_cos_sin_takes_the_frequencies_and_coordinates_of_timm(package):
+    """timm==1.0.31, build_rotary_pos_embed([2, 3], dim=8, in_pixels=True, max_res=224).
+
+    Its frequencies are pi and 112 pi, and its coordinates -1 to 1.
+    """
+    bands = np.float32(np.pi) * np.array([1.0, 112.0], np.float32)
+    rows, columns = np.linspace(-1, 1, 2), np.linspace(-1, 1, 3)
+    points = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1).reshape(6, 2)
+    axes = PER_AXIS["axes"]
+    at = array(package, points, "float32")
+    cos, sin = package.rope_cos_sin(at, np.tile(bands, 2), axes=axes)
+    turn = (8.742277657347586e-08, -2.123544254573062e-05)
+    back = (-8.742277657347586e-08, 2.123544254573062e-05)
+    rows_of = {"cos": [(-1.0, 1.0)] * 2, "sin": [turn, back]}
+    columns_of = {
+        "cos": [(-1.0, 1.0), (1.0, 1.0), (-1.0, 1.0)],
+        "sin": [turn, (0.0, 0.0), back],
+    }
+    expected = over_grid(rows_of, columns_of)
+    assert_near(cos, expected["cos"], "same_angle")
+    assert_near(sin, expected["sin"], "same_angle")
+
+
+# ------------------------------------------------------------------------------- xPos
+
+# rotary-embedding-torch==0.9.1, RotaryEmbedding(8, use_xpos=True), of ones, 4 tokens
+XPOS_SCALE = [
+    [1.0049055814743042, 1.0030015707015991, 1.0017273426055908, 1.0007686614990234],
+    [1.0024497509002686, 1.0014996528625488, 1.0008633136749268, 1.0003843307495117],
+    [1.0, 1.0, 1.0, 1.0],
+    [0.997556209564209, 0.9985025525093079, 0.9991374015808105, 0.9996158480644226],
+]
+XPOS_QUERY = [
+    [
+        *(1.0049055814743042, 1.0049055814743042, 1.0030015707015991),
+        *(1.0030015707015991, 1.0017273426055908, 1.0017273426055908),
+        *(1.0007686614990234, 1.0007686614990234),
+    ],
+    [
+        *(-0.30190640687942505, 1.3851583003997803, 0.8965131640434265),
+        *(1.0964794158935547, 0.9908047914505005, 1.0108217000961304),
+        *(0.9993834495544434, 1.0013842582702637),
+    ],
+    [
+        *(-1.325444221496582, 0.4931505620479584, 0.78139728307724),
+        *(1.1787359714508057, 0.97980135679245, 1.0197986364364624),
+        *(0.997998058795929, 1.0019980669021606),
+    ],
+    [
+        *(-1.1283482313156128, -0.8467980027198792, 0.6588282585144043),
+        *(1.24898362159729, 0.9687182307243347, 1.0286574363708496),
+        *(0.996612548828125, 1.002610206604004),
+    ],
+]
+XPOS_KEY = [
+    [
+        *(0.9951183795928955, 0.9951183795928955, 0.997007429599762),
+        *(0.997007429599762, 0.998275637626648, 0.998275637626648),
+        *(0.9992319345474243, 0.9992319345474243),
+    ],
+    [
+        *(-0.30043262243270874, 1.3783965110778809, 0.8938303589820862),
+        *(1.0931981801986694, 0.9890962243080139, 1.0090786218643188),
+        *(0.9986156821250916, 1.000614881515503),
+    ],
+    [
+        *(-1.325444221496582, 0.4931505620479584, 0.78139728307724),
+        *(1.1787359714508057, 0.97980135679245, 1.0197986364364624),
+        *(0.997998058795929, 1.0019980669021606),
+    ],
+    [
+        *(-1.1338834762573242, -0.8509520292282104, 0.6608057618141174),
+        *(1.252732515335083, 0.970391571521759, 1.0304343700408936),
+        *(0.9973786473274231, 1.0033808946609497),
+    ],
+]
+
+
+@BOTH
+def test_xpos_scale_is_lucidrains(package):
+    scale = package.xpos_scale(4, 8, center=2)
+    assert_near(scale, XPOS_SCALE, "xpos")
+    cos, sin = package.rope_cos_sin(4, package.RopeConfig(8).inv_freq())
+    tables = {
+        "query": ((cos * scale, sin * scale), XPOS_QUERY),
+        "key": ((cos / scale, sin / scale), XPOS_KEY),
+    }
+    ones = one_head(package, np.ones((4, 8)))
+    for scaled, expected in tables.values():
+        found = package.apply_rope(ones, *scaled, layout="interleaved")
+        found = np.squeeze(np.asarray(found), 0 if package is posenc_torch else 1)
+        assert_near(found, expected, "xpos")
 
 
 # ---------------------------------------------------------------------------- ALiBi

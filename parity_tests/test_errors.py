@@ -16,7 +16,7 @@ import re
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -139,6 +139,22 @@ def dtype(name: str) -> Make:
     return Make(lambda fw: fw.dtype(name), name)
 
 
+def made(function: str, *args: Any, **options: Any) -> Make:
+    """What a call of the package returns, such as a configuration."""
+
+    def make(fw: Framework) -> Any:
+        given = {
+            k: v.make(fw) if isinstance(v, Make) else v for k, v in options.items()
+        }
+        return fw.function(function)(*args, **given)
+
+    return Make(make, f"{function}{args}{options}")
+
+
+def config(head_dim: int = 8, **options: Any) -> Make:
+    return made("RopeConfig", head_dim, **options)
+
+
 def module(slopes: Make, kind: str = "symmetric") -> Make:
     """What `scaled_dot_product_attention_with_alibi` takes from a module."""
     return Make(lambda fw: SimpleNamespace(slopes=slopes.make(fw), kind=kind), "alibi")
@@ -154,10 +170,40 @@ ATTENTION = {
     "query_positions": ints(range(2, 7)),
     "key_positions": 7,
 }
+# A configuration of 4 pairs, in the current form.
+HF = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 40,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
+DYNAMIC = made("DynamicNtkScaling", 2.0, 10)
 # Valid calls, with every argument whose check could come too late.
 CALLS: dict[str, dict[str, Any]] = {
+    "DynamicNtkScaling": {"factor": 2.0, "max_position_embeddings": 10},
+    "LinearScaling": {"factor": 2.0},
+    "Llama3Scaling": {
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 10,
+    },
+    "LongRopeScaling": {
+        "short_factor": (1.0, 1.5, 2.0, 2.5),
+        "long_factor": (1.0, 2.0, 4.0, 8.0),
+        "original_max_position_embeddings": 10,
+        "factor": 4.0,
+    },
+    "NtkScaling": {"alpha": 2.0},
+    "ProportionalScaling": {"partial_rotary_factor": 0.5},
     "RopeConfig": {"head_dim": 8},
-    "RopeConfig.inv_freq": {},
+    "RopeConfig.attention_factor": {"self": config()},
+    "RopeConfig.from_hf": {"config": HF},
+    "RopeConfig.inv_freq": {"self": config()},
+    "RopeConfig.to_hf": {"self": config()},
+    "Scaling": {},
+    "YarnScaling": {"factor": 4.0, "original_max_position_embeddings": 10},
     "add_position_encoding": {"x": floats(2, 5, 8), "encoding": floats(5, 8)},
     "alibi_bias": {"query_positions": 5, "key_positions": 7, "slopes": floats(3)},
     "alibi_slopes": {"num_heads": 6},
@@ -177,15 +223,20 @@ CALLS: dict[str, dict[str, Any]] = {
         "sliding_window": 4,
         "logit_softcap": 30.0,
     },
+    "grid_positions": {"sizes": (2, 3)},
     "init_position_table": {"max_len": 5, "dim": 8},
     "last_positions": {"query_len": 2, "key_len": 5},
     "learned_position_encoding": {"table": floats(7, 8), "positions": 5},
+    "mrope_axes": {"sections": (4, 2, 2)},
+    "patch_centres": {"sizes": (2, 3)},
     "permute_rope_weights": {"weight": weight(5, 24), "num_heads": 3, "to": "half"},
     "position_range": {"length": 5},
     "rope_cos_sin": {"positions": 5, "inv_freq": floats(4)},
     "rotate_half": {"x": floats(5, 8)},
     "scaled_dot_product_attention_with_alibi": ATTENTION | {"alibi": module(floats(6))},
     "sinusoidal_position_encoding": {"positions": 5, "dim": 8},
+    "xpos_scale": {"positions": 5, "rotary_dim": 8},
+    "yarn_mscale": {"factor": 4.0},
 }
 # (function, argument): why no row of ours is needed.
 CHECKED_BY_FRAMEWORK = {
@@ -210,9 +261,10 @@ def apart(function: str, changes: dict[str, Any]) -> tuple[Callable, dict[str, A
 
 
 def bound(fw: Framework, function: str) -> Callable:
-    if function == "RopeConfig.inv_freq":
-        return fw.package.RopeConfig(8).inv_freq
-    return fw.function(function)
+    found = fw.function(function)
+    if function in ("grid_positions", "patch_centres"):
+        return lambda sizes: found(*sizes)
+    return found
 
 
 # ----------------------------------------------------------------------- bad input
@@ -238,6 +290,12 @@ def bad(
     return Row(function, case, error, sentence, changes)
 
 
+YARN, LONGROPE = "YarnScaling", "LongRopeScaling"
+TRAINED = "original_max_position_embeddings"
+MSCALES = ("mscale", "mscale_all_dim")
+MSCALES_OF_LONGROPE = ("short_mscale", "long_mscale")
+LLAMA3 = ("", "low_freq_", "high_freq_")
+PROPORTIONAL = ("partial_rotary_factor", "factor")
 SDPA, ALIBI_SDPA = "dot_product_attention", "scaled_dot_product_attention_with_alibi"
 ROTARY = "apply_rotary_pos_emb"
 
@@ -306,7 +364,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     FLAG: {"str": "no", "NoneType": None, "int": 1, "list": [True], "bool": bools(2)},
 }
-NOT_POSITIVE = {"zero": 0.0, "negative": -1.0, "nan": np.nan, "inf": np.inf}
+NOT_POSITIVE = {
+    "zero": 0.0,
+    "negative": -1.0,
+    "nan": np.nan,
+    "inf": np.inf,
+    "huge": 2**1023,
+}
 
 ASKED: list[tuple[str, str, str]] = [
     *((FLOATING, "apply_rope", name) for name in ("x", "cos", "sin")),
@@ -354,6 +418,24 @@ ASKED: list[tuple[str, str, str]] = [
     (INT, SDPA, "sliding_window"),
     *((FLAG, function, "is_causal") for function in (SDPA, ALIBI_SDPA)),
     (FLAG, "apply_rope", "inverse"),
+    (FLAG, "RopeConfig", "inverse"),
+    (FLAG, "YarnScaling", "truncate"),
+    (NUMBER, "LinearScaling", "factor"),
+    (NUMBER, "NtkScaling", "alpha"),
+    (NUMBER, "DynamicNtkScaling", "factor"),
+    *((NUMBER, YARN, name) for name in ("factor", "beta_fast", "beta_slow")),
+    *((NUMBER, YARN, name) for name in ("attention_factor", *MSCALES)),
+    *((NUMBER, LONGROPE, name) for name in ("factor", "attention_factor")),
+    *((NUMBER, LONGROPE, name) for name in MSCALES_OF_LONGROPE),
+    *((NUMBER, "Llama3Scaling", f"{kind}factor") for kind in LLAMA3),
+    *((NUMBER, "ProportionalScaling", name) for name in PROPORTIONAL),
+    *((NUMBER, "yarn_mscale", name) for name in ("factor", "mscale")),
+    (NUMBER, "xpos_scale", "scale_base"),
+    (INT, "DynamicNtkScaling", "max_position_embeddings"),
+    *((INT, rule, TRAINED) for rule in (YARN, LONGROPE, "Llama3Scaling")),
+    (INT, "xpos_scale", "rotary_dim"),
+    *((POSITIONS, "xpos_scale", name) for name in ("positions", "center")),
+    *((INTEGERS, "xpos_scale", name) for name in ("positions", "center")),
 ]
 MAY_BE_NONE = {
     (SDPA, "bias"),
@@ -368,16 +450,21 @@ MAY_BE_NONE = {
     (ALIBI_SDPA, "key_positions"),
     ("RopeConfig", "rotary_dim"),
     ("permute_rope_weights", "rotary_dim"),
+    *((YARN, name) for name in ("attention_factor", *MSCALES)),
+    *((LONGROPE, name) for name in ("attention_factor", *MSCALES_OF_LONGROPE)),
     # None alone is another error, with a row below.
     (SDPA, "query_positions"),
     (ALIBI_SDPA, "query_positions"),
 }
 CHOICES = [
-    ("RopeConfig", "layout", "'half', 'interleaved'"),
+    ("RopeConfig", "layout", "'half', 'interleaved', 'interleaved_to_half'"),
     ("RopeConfig", "placement", "'leading', 'trailing'"),
-    ("apply_rope", "layout", "'half', 'interleaved'"),
+    ("RopeConfig", "progression", "'shared', 'per_axis', 'dealt'"),
+    ("apply_rope", "layout", "'half', 'interleaved', 'interleaved_to_half'"),
     ("apply_rope", "placement", "'leading', 'trailing'"),
-    (ROTARY, "layout", "'half', 'interleaved'"),
+    (ROTARY, "layout", "'half', 'interleaved', 'interleaved_to_half'"),
+    ("mrope_axes", "order", "'chunked', 'interleaved', 'ernie'"),
+    ("rope_cos_sin", "angles", "'float32', 'exact'"),
     ("rotate_half", "layout", "'half', 'interleaved'"),
     ("permute_rope_weights", "to", "'half', 'interleaved'"),
     ("permute_rope_weights", "placement", "'leading', 'trailing'"),
@@ -387,6 +474,7 @@ CHOICES = [
         "'interleaved', 'half', 'half_cos_first'",
     ),
     ("sinusoidal_position_encoding", "spacing", "'dim', 'endpoint'"),
+    ("sinusoidal_position_encoding", "angles", "'float32', 'exact'"),
     ("learned_position_encoding", "out_of_range", "'error', 'nan', 'clip'"),
     ("init_position_table", "init", "'normal', 'sinusoidal'"),
     ("alibi_bias", "kind", "'symmetric', 'signed', 'key'"),
@@ -406,6 +494,7 @@ DTYPES = [
     "sinusoidal_position_encoding",
     "alibi_slopes",
     "init_position_table",
+    "xpos_scale",
 ]
 NOT_A_TABLE_DTYPE = {
     "bfloat16": dtype("bfloat16"),
@@ -426,8 +515,11 @@ def wrong_types() -> Iterator[Row]:
 
 
 def wrong_numbers() -> Iterator[Row]:
+    """YaRN's weights may be zero, which is as if they were not given."""
     for wanted, function, argument in ASKED:
         for case, value in NOT_POSITIVE.items() if wanted == NUMBER else ():
+            if case == "zero" and function == YARN and argument in MSCALES:
+                continue
             sentence = f"`{argument}` must be positive and finite, got {value}."
             yield bad(function, case, ValueError, sentence, **{argument: value})
 
@@ -478,7 +570,27 @@ def both(*shape: int) -> dict[str, Make]:
     return {"cos": floats(*shape), "sin": floats(*shape)}
 
 
+def too_long(function: str, argument: str) -> Iterator[Row]:
+    for case, value in (("2_to_31", 2**31), ("huge", 10**400)):
+        sentence = f"`{argument}` must fit int32, got {value}."
+        yield bad(function, case, ValueError, sentence, **{argument: value})
+
+
 SIZES = [
+    *too_small("DynamicNtkScaling", "max_position_embeddings", 1, 0, -1),
+    *too_small(YARN, TRAINED, 1, 0, -1),
+    *too_small("Llama3Scaling", TRAINED, 1, 0, -1),
+    *too_small(LONGROPE, TRAINED, 2, 1, 0, -1),
+    *too_small("RopeConfig.inv_freq", "seq_len", 0, -1),
+    *too_small("RopeConfig.attention_factor", "seq_len", 0, -1),
+    *too_small("xpos_scale", "positions", 0, -1),
+    *too_small("xpos_scale", "rotary_dim", 2, 0, 1, -4),
+    *too_long("DynamicNtkScaling", "max_position_embeddings"),
+    *too_long(YARN, TRAINED),
+    *too_long("Llama3Scaling", TRAINED),
+    *too_long(LONGROPE, TRAINED),
+    *too_long("RopeConfig.inv_freq", "seq_len"),
+    *too_long("RopeConfig.attention_factor", "seq_len"),
     *too_small("RopeConfig", "head_dim", 1, 0, -2),
     *too_small("RopeConfig", "rotary_dim", 2, 0, 1, -4),
     *too_small("permute_rope_weights", "num_heads", 1, 0, -3),
@@ -509,12 +621,14 @@ SIZES = [
 ]
 
 EVEN = "`rotary_dim` must be even and at most `head_dim`, got {} and {}."
+WHOLE = "`head_dim` must be even where `rotary_dim` is None, got {}."
 COLUMNS = (
     "`cos` must have one column per rotated pair, 1 to 4 for a `head_dim` of 8, got {}."
 )
 ROWS_OF_WEIGHT = "`weight` must have num_heads * head_dim rows, got {} and {}."
 ROPE = [
-    bad("RopeConfig", "odd", ValueError, EVEN.format(7, 7), head_dim=7),
+    bad("RopeConfig", "odd", ValueError, WHOLE.format(7), head_dim=7),
+    bad("RopeConfig", "one", ValueError, WHOLE.format(1), head_dim=1),
     bad("RopeConfig", "odd", ValueError, EVEN.format(3, 8), rotary_dim=3),
     bad("RopeConfig", "wide", ValueError, EVEN.format(10, 8), rotary_dim=10),
     *(
@@ -536,13 +650,6 @@ ROPE = [
             inv_freq=floats(*shape),
         )
         for shape in ((), (2, 4), (1, 4))
-    ),
-    bad(
-        "rope_cos_sin",
-        "unknown",
-        ValueError,
-        r"`angles` must be one of .*'float32'.*, got 'float16'\.",
-        angles="float16",
     ),
     *(
         bad(
@@ -629,7 +736,458 @@ ROPE = [
             ("vector_7", ROWS_OF_WEIGHT.format(7, 3), {"weight": weight(7)}),
             ("odd", EVEN.format(3, 8), {"rotary_dim": 3}),
             ("wide", EVEN.format(10, 8), {"rotary_dim": 10}),
-            ("odd_head", EVEN.format(5, 5), {"weight": weight(2, 15)}),
+            ("odd_head", WHOLE.format(5), {"weight": weight(2, 15)}),
+        )
+    ),
+]
+
+FINITE = "`base` and `scaling` must give finite frequencies, got"
+THREE = "`{}` must be 3 ints for the order {!r}, got {}."
+EQUAL = (
+    "`{}` must be as many of height as of width for the order 'ernie', got {} and {}."
+)
+THIRD = (
+    "`sections` must not have more of height or width than every third pair for the "
+    "order 'interleaved', got {}."
+)
+NO_LENGTH = "`seq_len` must be given for {}, got None."
+LONG = made("LongRopeScaling", (1.0,) * 4, (2.0,) * 4, 10, 4.0)
+LENGTHS = [
+    *(
+        bad(
+            f"RopeConfig.{method}",
+            came,
+            TypeError,
+            f"`seq_len` must be an int, got {came}.",
+            seq_len=value,
+        )
+        for method in ("inv_freq", "attention_factor")
+        for came, value in REFUSED[INT].items()
+        if not isinstance(value, Make) and value is not None
+    ),
+    *(
+        bad(
+            f"RopeConfig.{method}",
+            f"{came}_array",
+            TypeError,
+            f"`seq_len` must be {INTEGERS}, got {came}.",
+            seq_len=value,
+        )
+        for method in ("inv_freq", "attention_factor")
+        for came, value in {
+            "float32": scalar(5.0),
+            "bool": bools(),
+            "uint32": ints(5, "uint32"),
+        }.items()
+    ),
+    *(
+        bad(
+            f"RopeConfig.{method}",
+            f"shape_{shape}",
+            ValueError,
+            f"`seq_len` must be a scalar, got shape {shape}.",
+            seq_len=ints(np.ones(shape, int)),
+        )
+        for method in ("inv_freq", "attention_factor")
+        for shape in ((1,), (2, 3))
+    ),
+    *(
+        bad(
+            f"RopeConfig.{method}",
+            name,
+            ValueError,
+            NO_LENGTH.format(name),
+            self=config(scaling=rule),
+        )
+        for method in ("inv_freq", "attention_factor")
+        for name, rule in {
+            "DynamicNtkScaling": DYNAMIC,
+            "LongRopeScaling": LONG,
+        }.items()
+    ),
+    *(
+        bad("RopeConfig.inv_freq", case, ValueError, sentence, **changes)
+        for case, sentence, changes in (
+            (
+                "tiny_base",
+                f"{FINITE} {[1e-300 ** (-i / 4) for i in range(4)]}.",
+                {"self": config(base=1e-300)},
+            ),
+            (
+                "tiny_factor",
+                f"{FINITE} {[10.0**-i / 1e-300 for i in range(4)]}.",
+                {"self": config(scaling=made("LinearScaling", 1e-300))},
+            ),
+            (
+                "growth_without_end",
+                f"{FINITE} [nan, 0.0, 0.0, 0.0].",
+                {
+                    "self": config(scaling=made("DynamicNtkScaling", 1e300, 1)),
+                    "seq_len": 2**31 - 1,
+                },
+            ),
+        )
+    ),
+]
+
+BETWEEN_AXES = (0, 1, 1, 0)
+RULES = [
+    *(
+        bad(
+            "RopeConfig",
+            case,
+            TypeError,
+            f"`scaling` must be a rule of `rope_scaling` or None, got {came}.",
+            scaling=value,
+        )
+        for case, came, value in (
+            ("name", "str", "linear"),
+            ("dict", "dict", {"rope_type": "linear", "factor": 2.0}),
+            ("number", "float", 2.0),
+            ("class", "type", Make(lambda fw: fw.package.LinearScaling, "class")),
+        )
+    ),
+    *(
+        bad(
+            "RopeConfig",
+            f"scaled_{progression}",
+            ValueError,
+            f"`scaling` must be None for the progression '{progression}', "
+            "got LinearScaling.",
+            scaling=made("LinearScaling", 2.0),
+            axes=(0, 1, 1, 0),
+            progression=progression,
+        )
+        for progression in ("per_axis", "dealt")
+    ),
+    *(
+        bad(
+            "RopeConfig",
+            f"{name}_of_2",
+            ValueError,
+            "`rotary_dim` must be at least 4 for NTK scaling, got 2.",
+            scaling=rule,
+            rotary_dim=2,
+        )
+        for name, rule in {
+            "ntk": made("NtkScaling", 2.0),
+            "dynamic": DYNAMIC,
+        }.items()
+    ),
+    *(
+        bad(
+            "RopeConfig",
+            f"yarn_{base}",
+            ValueError,
+            f"`base` must be above 1 for YarnScaling, got {base}.",
+            scaling=made(YARN, 4.0, 10),
+            base=base,
+        )
+        for base in (1.0, 0.5)
+    ),
+    *(
+        bad(
+            "RopeConfig",
+            f"{name}_of_{count}",
+            ValueError,
+            f"`{name}` must have one number for each of 4 pairs, got {count}.",
+            scaling=made(
+                LONGROPE,
+                original_max_position_embeddings=10,
+                factor=4.0,
+                **{"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
+                | {name: [1.0] * count},
+            ),
+        )
+        for name in ("short_factor", "long_factor")
+        for count in (0, 3, 8)
+    ),
+    *(
+        bad(
+            "RopeConfig",
+            f"still_{part}",
+            ValueError,
+            f"`partial_rotary_factor` must leave a pair to rotate, "
+            f"got {part} of 4 pairs.",
+            scaling=made("ProportionalScaling", part),
+        )
+        for part in (0.01, 0.249)
+    ),
+    bad(
+        "ProportionalScaling",
+        "above_1",
+        ValueError,
+        "`partial_rotary_factor` must be at most 1, got 1.01.",
+        partial_rotary_factor=1.01,
+    ),
+    *(
+        bad(
+            YARN,
+            case,
+            ValueError,
+            f"`beta_fast` must be above `beta_slow`, got {fast} and {slow}.",
+            beta_fast=fast,
+            beta_slow=slow,
+        )
+        for case, fast, slow in (("equal", 2.0, 2.0), ("exchanged", 1.0, 32.0))
+    ),
+    *(
+        bad(
+            "Llama3Scaling",
+            case,
+            ValueError,
+            f"`high_freq_factor` must be above `low_freq_factor`, got {high} and {low}.",
+            high_freq_factor=high,
+            low_freq_factor=low,
+        )
+        for case, high, low in (("equal", 2.0, 2.0), ("exchanged", 1.0, 4.0))
+    ),
+    *(
+        bad(
+            LONGROPE,
+            came,
+            TypeError,
+            f"`{name}` must be a tuple of numbers, got {came}.",
+            **{name: value},
+        )
+        for name in ("short_factor", "long_factor")
+        for came, value in {"float": 2.0, "str": "1234", "NoneType": None}.items()
+    ),
+    *(
+        bad(
+            LONGROPE,
+            f"of_{came}",
+            TypeError,
+            f"`{name}[1]` must be a number, got {came}.",
+            **{name: [1.0, value]},
+        )
+        for name in ("short_factor", "long_factor")
+        for came, value in REFUSED[NUMBER].items()
+        if not isinstance(value, Make)
+    ),
+    *(
+        bad(
+            LONGROPE,
+            f"of_{case}",
+            ValueError,
+            f"`{name}[1]` must be positive and finite, got {value}.",
+            **{name: (1.0, value)},
+        )
+        for name in ("short_factor", "long_factor")
+        for case, value in NOT_POSITIVE.items()
+    ),
+    *(
+        bad(
+            LONGROPE,
+            "alone",
+            ValueError,
+            "`short_mscale` and `long_mscale` must be given together, "
+            f"got {changes.get('short_mscale')} and {changes.get('long_mscale')}.",
+            **changes,
+        )
+        for changes in ({"short_mscale": 1.25}, {"long_mscale": 1.25})
+    ),
+    bad(
+        LONGROPE,
+        "beside_mscale",
+        ValueError,
+        "`attention_factor` must be left out where `short_mscale` is given, got 1.5.",
+        attention_factor=1.5,
+        short_mscale=1.25,
+        long_mscale=1.25,
+    ),
+]
+
+COORDINATES = {"rope_cos_sin": {"positions": ints(np.ones((5, 2), int))}}
+WHERE_AXES = (
+    "`positions` must be [..., 2], one coordinate for each of `axes`, got shape"
+)
+AXES = [
+    *(
+        bad(
+            function,
+            f"axes_{came}",
+            TypeError,
+            f"`{name}` must be a tuple of ints, got {came}.",
+            **{name: value} | COORDINATES.get(function, {}),
+        )
+        for function, name in (
+            ("RopeConfig", "axes"),
+            ("rope_cos_sin", "axes"),
+            ("mrope_axes", "sections"),
+        )
+        for came, value in {
+            "int": 1,
+            "str": "0011",
+            "set": {0, 1},
+            "int32": ints([0, 0, 1, 1]),
+            **({"NoneType": None} if name == "sections" else {}),
+        }.items()
+    ),
+    *(
+        bad(
+            function,
+            f"{name}_of_{came}",
+            TypeError,
+            f"`{name}[1]` must be an int, got {came}.",
+            **{name: (2, value)} | COORDINATES.get(function, {}),
+        )
+        for function, name in (
+            ("RopeConfig", "axes"),
+            ("rope_cos_sin", "axes"),
+            ("mrope_axes", "sections"),
+            ("grid_positions", "sizes"),
+            ("patch_centres", "sizes"),
+        )
+        for came, value in REFUSED[INT].items()
+        if not isinstance(value, Make)
+    ),
+    *(
+        bad(
+            function,
+            f"gap_{case}",
+            ValueError,
+            f"`axes` must name every axis from 0 on, got {axes}.",
+            axes=axes,
+            **COORDINATES.get(function, {}),
+        )
+        for function in ("RopeConfig", "rope_cos_sin")
+        for case, axes in {
+            "none": (),
+            "first": (1, 1, 2, 2),
+            "middle": [0, 2, 0, 2],
+        }.items()
+    ),
+    *(
+        bad(
+            function,
+            "negative",
+            ValueError,
+            "`axes[3]` must be at least 0, got -1.",
+            axes=(0, 1, 1, -1),
+            **COORDINATES.get(function, {}),
+        )
+        for function in ("RopeConfig", "rope_cos_sin")
+    ),
+    *(
+        bad(
+            function,
+            f"{len(axes)}_axes",
+            ValueError,
+            f"`axes` must have one int for each of 4 pairs, got {len(axes)}.",
+            axes=axes,
+            **COORDINATES.get(function, {}),
+        )
+        for function in ("RopeConfig", "rope_cos_sin")
+        for axes in ((0, 1, 1), (0, 0, 0, 0, 1, 1, 1, 1))
+    ),
+    *(
+        bad(
+            "RopeConfig",
+            f"none_{progression}",
+            ValueError,
+            f"`axes` must be given for the progression '{progression}', got None.",
+            progression=progression,
+        )
+        for progression in ("per_axis", "dealt")
+    ),
+    bad(
+        "RopeConfig",
+        "unequal",
+        ValueError,
+        "`axes` must have as many pairs each for the progression 'dealt', got [3, 1].",
+        axes=(0, 0, 1, 0),
+        progression="dealt",
+    ),
+    *(
+        bad(
+            "rope_cos_sin",
+            f"coordinates_{np.shape(values)}",
+            ValueError,
+            f"{WHERE_AXES} {np.shape(values)}.",
+            positions=ints(values),
+            axes=BETWEEN_AXES,
+        )
+        for values in (3, [3, 4, 5], [[1, 2, 3]], np.ones((2, 5), int))
+    ),
+    *(
+        bad(
+            "rope_cos_sin",
+            f"count_{n}",
+            TypeError,
+            "`positions` must be an array of coordinates where there are `axes`, "
+            "got int.",
+            positions=n,
+            axes=BETWEEN_AXES,
+        )
+        for n in (2, 5)  # 2 would pass for one point with two coordinates
+    ),
+    *(
+        bad(
+            "rope_cos_sin",
+            f"axes_and_{came}",
+            TypeError,
+            f"`positions` must be {wanted}, got {came}.",
+            positions=value,
+            axes=BETWEEN_AXES,
+        )
+        for wanted, came, value in (
+            (TABLE, "bfloat16", floats(5, 2, dtype="bfloat16")),
+            (TABLE, "float16", floats(5, 2, dtype="float16")),
+            (INTEGERS, "uint8", ints([[0, 1]], "uint8")),
+            (INTEGERS, "bool", bools(5, 2)),
+            (POSITIONS, "list", [[0, 1]]),
+            (POSITIONS, "float", 0.5),
+        )
+    ),
+    bad(
+        "rope_cos_sin",
+        "exact_reals",
+        TypeError,
+        f"`positions` must be {POSITIONS}, got float32.",
+        positions=floats(5, 2),
+        axes=BETWEEN_AXES,
+        angles="exact",
+    ),
+    *(
+        bad(
+            function,
+            f"{name}_{value}",
+            ValueError,
+            f"`{name}[1]` must be at least 1, got {value}.",
+            **{name: (3, value)},
+        )
+        for function, name in (
+            ("mrope_axes", "sections"),
+            ("grid_positions", "sizes"),
+            ("patch_centres", "sizes"),
+        )
+        for value in (0, -1)
+    ),
+    *(
+        bad(
+            function,
+            "none",
+            ValueError,
+            "`sizes` must have an int for each axis, got none.",
+            sizes=(),
+        )
+        for function in ("grid_positions", "patch_centres")
+    ),
+    *(
+        bad("mrope_axes", case, ValueError, sentence, sections=sections, order=order)
+        for case, sentence, sections, order in (
+            (
+                "none",
+                "`sections` must have an int for each axis, got ().",
+                (),
+                "chunked",
+            ),
+            ("two", THREE.format("sections", "interleaved", 2), (4, 4), "interleaved"),
+            ("four", THREE.format("sections", "ernie", 4), (2, 2, 2, 2), "ernie"),
+            ("unequal", EQUAL.format("sections", 3, 2), (3, 2, 3), "ernie"),
+            ("much_height", THIRD.format((2, 3, 2)), (2, 3, 2), "interleaved"),
+            ("much_width", THIRD.format((3, 2, 3)), (3, 2, 3), "interleaved"),
         )
     ),
 ]
@@ -714,6 +1272,388 @@ TABLES = [
             positions=REFUSED[POSITIONS][came],
         )
         for came in ("list", "float", "bool", "NoneType", "int32", "str")
+    ),
+    *(
+        bad(
+            "sinusoidal_position_encoding",
+            f"exact_{name}",
+            TypeError,
+            f"`positions` must be {POSITIONS}, got {name}.",
+            positions=floats(5, dtype=name),
+            angles="exact",
+        )
+        for name in ("float32", "bfloat16")
+    ),
+]
+
+ODD = "`rotary_dim` must be even, got {}."
+XPOS = [
+    *(
+        bad("xpos_scale", f"odd_{n}", ValueError, ODD.format(n), rotary_dim=n)
+        for n in (3, 7)
+    ),
+    *(
+        bad(
+            "xpos_scale",
+            f"center_{shape}",
+            ValueError,
+            f"`center` must be a scalar, got shape {shape}.",
+            center=ints(np.ones(shape, int)),
+        )
+        for shape in ((1,), (2, 5))
+    ),
+]
+
+
+def hf(rope: Any, **others: Any) -> dict[str, Any]:
+    return HF | {"rope_parameters": rope} | others
+
+
+def without(given: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if key not in keys}
+
+
+# The least that each rope type must have, and how it is complained of.
+LEAST = {
+    "default": {},
+    "axial": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, TRAINED: 10},
+    "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, TRAINED: 10},
+    "llama3": CALLS["Llama3Scaling"],
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+LEAST = {
+    kind: {"rope_type": kind, "rope_theta": 1e4, **keys} for kind, keys in LEAST.items()
+}
+LEAST_OF_TYPE = [(kind, key) for kind, keys in LEAST.items() for key in keys]
+TYPES = (
+    "'default', 'axial', 'linear', 'dynamic', 'ntk_alpha', 'yarn', 'longrope', "
+    "'llama3', 'proportional'"
+)
+DESCRIBES = "`config` must be of a model whose rotation a RopeConfig describes, got {}"
+GIVEN = "`{}` must be given for the rope type {!r}, got {}."
+LAYERED = {
+    "full_attention": LEAST["linear"],
+    "sliding_attention": LEAST["default"],
+    "none": None,
+}
+LAYERS = "`layer_type` must be one of 'full_attention', 'sliding_attention', got {!r}."
+FROM_HF = [
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            came,
+            TypeError,
+            "`config` must be a Hugging Face configuration or a dict, "
+            f"got {came.removesuffix('_array')}.",
+            config=value,
+        )
+        for came, value in {
+            "NoneType": None,
+            "str": "llama",
+            "list": [HF],
+            "int": 8,
+            "RopeConfig": config(),
+            "float32_array": floats(4),
+        }.items()
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "model_type",
+        TypeError,
+        "`model_type` must be a string, got int.",
+        config=HF | {"model_type": 5},
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            model,
+            ValueError,
+            f"{DESCRIBES.format(repr(model.removesuffix('_text')))}: {reason}.",
+            config=HF | {"model_type": model} | others,
+        )
+        for model, reason, others in (
+            (
+                "hunyuan_vl_text",
+                "the two channels of a pair turn by angles of different axes",
+                {},
+            ),
+            (
+                "falcon",
+                "it has linear biases (ALiBi) in place of a rotation",
+                {"alibi": True},
+            ),
+        )
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"{name}_{came}",
+            TypeError,
+            f"`{name}` must be a dict, got {came}.",
+            config=without(HF, "rope_parameters") | {name: value},
+        )
+        for name in ("rope_parameters", "rope_scaling")
+        for came, value in {"str": "linear", "list": [LEAST["linear"]]}.items()
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "both",
+        ValueError,
+        "`rope_scaling` must not be given beside other `rope_parameters`, "
+        f"got {LEAST['linear']} and {LEAST['default']}.",
+        config=hf(LEAST["default"], rope_scaling=LEAST["linear"]),
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"{key}_{case}",
+            ValueError,
+            f"`rope_type` must be one of {TYPES}, got {value!r}.",
+            config=hf({key: value, "rope_theta": 1e4}),
+        )
+        for key in ("rope_type", "type")
+        for case, value in {
+            "unknown": "ntk",
+            "case": "YaRN",
+            "number": 5,
+            "list": ["linear"],
+        }.items()
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"{kind}_{case}_{key}",
+            ValueError,
+            GIVEN.format(
+                key, kind, f"only {', '.join(sorted(without(LEAST[kind], key)))}"
+            ),
+            config=hf(without(LEAST[kind], key) | changed),
+        )
+        for kind, key in LEAST_OF_TYPE
+        if key != "rope_type"
+        for case, changed in {"without": {}, "none": {key: None}}.items()
+        # For YaRN a factor of None means the ratio of the lengths.
+        if (kind, key, case) != ("yarn", "factor", "none")
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "no_parameters",
+        ValueError,
+        GIVEN.format("rope_theta", "default", "only rope_type"),
+        config=hf(None),
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "whole_model",
+        ValueError,
+        GIVEN.format(
+            "rope_theta", "default", "only rope_type; give `text_config` alone"
+        ),
+        config={"model_type": "gemma3", "text_config": HF},
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"{name}_{came}",
+            TypeError,
+            f"`{name}` must be a number, got {came}.",
+            config=hf(LEAST["linear"] | {name: value}),
+        )
+        for name in ("rope_theta", "factor", "partial_rotary_factor")
+        for came, value in {"str": "2", "bool": True, "list": [2.0]}.items()
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"{name}_{case}",
+            ValueError,
+            f"`{name}` must be positive and finite, got {value}.",
+            config=hf(LEAST["linear"] | {name: value}),
+        )
+        for name in ("rope_theta", "factor", "partial_rotary_factor")
+        for case, value in NOT_POSITIVE.items()
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"part_{part}_of_{head_dim}",
+            ValueError,
+            "`partial_rotary_factor` must leave an even number of channels, from 2 to "
+            f"`head_dim`, got {part} of {head_dim}.",
+            config=hf(LEAST["default"] | {"partial_rotary_factor": part})
+            | {"head_dim": head_dim},
+        )
+        for part, head_dim in ((1.5, 8), (1e308, 8), (0.01, 8), (0.5, 10), (1.0, 7))
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"layer_type_{case}",
+            ValueError,
+            LAYERS.format(layer_type),
+            config=hf(LAYERED),
+            layer_type=layer_type,
+        )
+        for case, layer_type in {
+            "missing": None,
+            "unknown": "global",
+            "of_none": "none",
+            "number": 0,
+        }.items()
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "superfluous",
+        ValueError,
+        "`layer_type` must be None, since all layers have one set of rope parameters, "
+        "got 'full_attention'.",
+        layer_type="full_attention",
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"no_head_dim_{width}_{heads}",
+            ValueError,
+            "`head_dim`, or `hidden_size` and `num_attention_heads`, must be given, "
+            f"got None, {width} and {heads}.",
+            config=HF | {"hidden_size": width, "num_attention_heads": heads},
+        )
+        for width, heads in ((None, None), (None, 8), (64, None))
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"{name}_{came}",
+            TypeError,
+            f"`{name}` must be an int, got {came}.",
+            config=given | {name: value},
+        )
+        for name, given in (
+            ("head_dim", HF),
+            ("hidden_size", HF),
+            ("num_attention_heads", HF),
+            ("max_position_embeddings", hf(LEAST["dynamic"])),
+            (TRAINED, hf(LEAST["yarn"])),
+            ("qk_rope_head_dim", HF),
+            ("memory_attention_hidden_size", HF),
+        )
+        for came, value in {"str": "8", "float": 8.0, "bool": True}.items()
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"{name}_zero",
+            ValueError,
+            f"`{name}` must be at least 1, got 0.",
+            config=HF | {name: 0},
+        )
+        # A `head_dim` of 0 is as none given, as in the models' own code.
+        for name in ("hidden_size", "num_attention_heads")
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"{kind}_without_length",
+            ValueError,
+            GIVEN.format("max_position_embeddings", kind, None),
+            config=without(hf(LEAST[kind]), "max_position_embeddings"),
+        )
+        for kind in ("dynamic", "longrope")
+    ),
+    *(
+        bad(
+            "RopeConfig.from_hf",
+            f"sections_{case}",
+            error,
+            sentence,
+            config=hf(LEAST["default"] | {"mrope_section": sections} | others),
+        )
+        for case, error, sentence, sections, others in (
+            (
+                "int",
+                TypeError,
+                "`mrope_section` must be a tuple of ints, got int.",
+                4,
+                {},
+            ),
+            (
+                "str",
+                TypeError,
+                "`mrope_section[0]` must be an int, got str.",
+                ["2", 1, 1],
+                {},
+            ),
+            (
+                "zero",
+                ValueError,
+                "`mrope_section[1]` must be at least 1, got 0.",
+                [2, 0, 2],
+                {},
+            ),
+            (
+                "sum",
+                ValueError,
+                "`mrope_section` must add up to the 4 pairs, got [2, 1, 2].",
+                [2, 1, 2],
+                {},
+            ),
+            (
+                "two",
+                ValueError,
+                THREE.format("mrope_section", "interleaved", 2),
+                [2, 2],
+                {"mrope_interleaved": True},
+            ),
+        )
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "ernie",
+        ValueError,
+        EQUAL.format("mrope_section", 2, 1),
+        config=hf(LEAST["default"] | {"mrope_section": [2, 1, 1]})
+        | {"model_type": "ernie4_5_vl_moe"},
+    ),
+]
+
+HOLD = (
+    "`scaling` must be a rule that a Hugging Face configuration can hold for {} of 8 "
+    "channels, got {}."
+)
+MROPE = "`axes` must be those of `mrope_axes` to have a form in a Hugging Face configuration, got {}."
+TO_HF = [
+    bad(
+        "RopeConfig.to_hf",
+        "no_rule",
+        ValueError,
+        HOLD.format(8, "Scaling"),
+        self=config(scaling=made("Scaling")),
+    ),
+    bad(
+        "RopeConfig.to_hf",
+        "slice",
+        ValueError,
+        HOLD.format(4, "ProportionalScaling"),
+        self=config(rotary_dim=4, scaling=made("ProportionalScaling", 0.5)),
+    ),
+    *(
+        bad(
+            "RopeConfig.to_hf",
+            case,
+            ValueError,
+            MROPE.format(axes),
+            self=config(axes=axes, progression=progression),
+        )
+        for case, axes, progression in (
+            ("two_axes", (0, 0, 1, 1), "shared"),
+            ("no_order", (0, 2, 1, 0), "shared"),
+            ("too_much_width", (0, 2, 1, 2), "shared"),
+            ("per_axis", (0, 1, 2, 0), "per_axis"),
+            ("dealt", (0, 0, 1, 1), "dealt"),
+        )
     ),
 ]
 
@@ -973,6 +1913,12 @@ ROWS = [
     *wrong_dtypes(),
     *SIZES,
     *ROPE,
+    *LENGTHS,
+    *RULES,
+    *AXES,
+    *FROM_HF,
+    *TO_HF,
+    *XPOS,
     *TABLES,
     *ATTEND,
 ]
@@ -1016,7 +1962,17 @@ def test_valid_call_raises_nothing(function, fw):
 
 
 def test_valid_calls_cover_the_public_surface():
-    assert {name.split(".")[0] for name in CALLS} == set(posenc_jax.__all__)
+    """Every name, and every method of every class."""
+    names = set(posenc_jax.__all__)
+    for name in posenc_jax.__all__:
+        members = vars(getattr(posenc_jax, name)) if name[0].isupper() else {}
+        names |= {
+            f"{name}.{member}"
+            for member, value in members.items()
+            if not member.startswith("_")
+            and isinstance(value, (FunctionType, classmethod))
+        }
+    assert set(CALLS) == names
 
 
 @pytest.mark.parametrize("fw", FRAMEWORKS, ids=lambda fw: fw.name)
@@ -1055,6 +2011,7 @@ LOOKING = {
     "_local_scalar_dense",
     "_to_copy",
     "alias",
+    "aminmax",
     "arange",
     "clone",
     "detach",
@@ -1178,7 +2135,8 @@ def test_source_catches_only_type_errors(source):
     """But that torch has no other sign of a tensor whose values cannot be seen than the error it raises."""
     caught = nodes(SOURCES[source], ast.ExceptHandler)
     names = {ast.unparse(n.type) if n.type else "" for n in caught}
-    unseen = {"RuntimeError"} if source == "torch/learned" else set()
+    looking = ("torch/learned", "torch/_checks")
+    unseen = {"RuntimeError"} if source in looking else set()
     assert names <= {"TypeError"} | unseen
 
 
@@ -1219,33 +2177,49 @@ def test_rows_reach_every_raise(source, reached):
 NEEDS_X64 = "`dtype` float64 needs `jax_enable_x64`, which is off."
 BIG = 2**31
 X64_ON = [
-    bad(
-        "rope_cos_sin",
-        "exact_far",
-        ValueError,
-        "`positions` must fit int32 for exact angles, got 2147483648 to 2147483648.",
-        angles="exact",
-        positions=ints([BIG], "int64"),
+    *(
+        bad(
+            function,
+            f"exact_{case}",
+            ValueError,
+            f"`positions` must fit int32 for exact angles, got {low} to {high}.",
+            angles="exact",
+            positions=ints([low, 0, high], "int64"),
+        )
+        for function in ("rope_cos_sin", "sinusoidal_position_encoding")
+        for case, low, high in (("above", 0, BIG), ("below", -BIG - 1, 0))
     ),
-    bad(
-        "rope_cos_sin",
-        "exact_float64",
-        ValueError,
-        "`dtype` must be float32 for exact angles, got float64.",
-        angles="exact",
-        dtype=dtype("float64"),
+    *(
+        bad(
+            function,
+            "exact_float64",
+            ValueError,
+            "`dtype` must be float32 for exact angles, got float64.",
+            angles="exact",
+            dtype=dtype("float64"),
+        )
+        for function in ("rope_cos_sin", "sinusoidal_position_encoding")
     ),
 ]
 X64_OFF = [
     *(
         bad(function, "float64", ValueError, NEEDS_X64, dtype=dtype("float64"))
-        for function in ("rope_cos_sin", "sinusoidal_position_encoding")
+        for function in ("rope_cos_sin", "sinusoidal_position_encoding", "xpos_scale")
     ),
     bad(
         "init_position_table",
         "float64",
         ValueError,
         NEEDS_X64,
+        dtype=dtype("float64"),
+    ),
+    bad(
+        "RopeConfig.inv_freq",
+        "float64",
+        ValueError,
+        NEEDS_X64,
+        self=config(scaling=DYNAMIC),
+        seq_len=ints(11),
         dtype=dtype("float64"),
     ),
     *(
@@ -1265,6 +2239,7 @@ X64_OFF = [
             ("position_range", "offset"),
             ("alibi_bias", "query_positions"),
             ("alibi_bias", "key_positions"),
+            ("xpos_scale", "positions"),
             (SDPA, "query_segment_ids"),
         )
     ),
@@ -1283,6 +2258,13 @@ X64_OFF = [
             ("int_far", 2**40),
             ("int_below", -BIG - 1),
         )
+    ),
+    bad(
+        "xpos_scale",
+        "int_above",
+        ValueError,
+        f"`center` must fit int32 while `jax_enable_x64` is off, got {BIG} to {BIG}.",
+        center=BIG,
     ),
 ]
 # JAX takes NumPy arrays as host constants; torch takes them only as tables.
@@ -1431,6 +2413,22 @@ EDGES = [
         cos=floats(5, 4, dtype="float16"),
         sin=floats(5, 4, dtype="bfloat16"),
     ),
+    *(
+        edge(
+            "apply_rope",
+            f"interleaved_to_half_{case}",
+            "rotation",
+            layout="interleaved_to_half",
+            **changes,
+        )
+        for case, changes in {
+            "whole": {},
+            "inverse": {"inverse": True},
+            "one_pair": both(5, 1),
+            "odd_trailing": {"x": heads(2, 5, 3, 9), "placement": "trailing"},
+            "seq_0": {"x": heads(2, 0, 3, 8), **both(0, 4)},
+        }.items()
+    ),
     edge(ROTARY, "one_key_head", "rotation", k=heads(2, 5, 1, 8)),
     edge("rotate_half", "vector", "exact", x=floats(2)),
     edge("rotate_half", "width_0", "exact", x=floats(3, 0)),
@@ -1444,11 +2442,78 @@ EDGES = [
     edge("rope_cos_sin", "int16", "table", positions=ints([-9, 32767], "int16")),
     edge("rope_cos_sin", "negative", "table", positions=ints([-5, -1, 0])),
     edge("rope_cos_sin", "ends_of_int32", "table", positions=ints([-BIG, BIG - 1])),
+    *(
+        edge("rope_cos_sin", f"axes_{case}", "table", **changes)
+        for case, changes in {
+            "reals": {"positions": floats(5, 2), "axes": BETWEEN_AXES},
+            "ints": {"positions": ints([[3, -4], [0, 9]]), "axes": BETWEEN_AXES},
+            "int8": {"positions": ints([[3, -4]], "int8"), "axes": BETWEEN_AXES},
+            "list": {"positions": ints([[3, -4]]), "axes": list(BETWEEN_AXES)},
+            "one_point": {"positions": ints([3, 4]), "axes": BETWEEN_AXES},
+            "no_points": {"positions": floats(0, 2), "axes": BETWEEN_AXES},
+            "one_axis": {"positions": ints([[3], [4]]), "axes": (0,) * 4},
+            "four_axes": {"positions": floats(2, 3, 4), "axes": (3, 1, 2, 0)},
+            "exact": {
+                "positions": ints([[BIG - 1, -BIG]]),
+                "axes": BETWEEN_AXES,
+                "angles": "exact",
+                "inv_freq": np.array([1.0, 0.1, 0.01, 0.001]),
+            },
+        }.items()
+    ),
     edge("rope_cos_sin", "factor_int", "table", attention_factor=2),
     edge("rope_cos_sin", "factor_numpy", "table", attention_factor=np.float32(1.25)),
     edge("rope_cos_sin", "factor_half", "table", attention_factor=np.float16(1.25)),
     edge("rope_cos_sin", "factor_array", "table", attention_factor=scalar(1.25)),
     edge("RopeConfig.inv_freq", "float64", "exact", dtype=np.float64),
+    *(
+        edge(
+            f"RopeConfig.{method}",
+            f"{case}_{length}",
+            "exact",
+            self=config(**changes),
+            seq_len=length,
+        )
+        for case, changes in {
+            "plain": {},
+            "one_pair": {"rotary_dim": 2, "scaling": made(YARN, 4.0, 10)},
+            "compressed": {"scaling": made("LinearScaling", 0.25)},
+            "ntk": {"rotary_dim": 4, "scaling": made("NtkScaling", 0.1)},
+            "ntk_huge": {"rotary_dim": 4, "scaling": made("NtkScaling", 1e300)},
+            "dynamic": {"scaling": DYNAMIC},
+            "dynamic_compressed": {"scaling": made("DynamicNtkScaling", 0.1, 10)},
+            "longrope": {"scaling": LONG},
+            "yarn_near_1": {"base": 1.0 + 1e-15, "scaling": made(YARN, 4.0, 10)},
+            "yarn_no_weights": {
+                "scaling": made(YARN, 4.0, 10, mscale=0, mscale_all_dim=0.0)
+            },
+            "still": {"scaling": made("ProportionalScaling", 0.25, 1e300)},
+        }.items()
+        for method in ("inv_freq", "attention_factor")
+        for length in (0, 10, 11, 2**31 - 1)
+    ),
+    *(
+        edge("xpos_scale", case, "rotation", **changes)
+        for case, changes in {
+            "seq_0": {"positions": 0},
+            "scalar": {"positions": ints(3)},
+            "negative": {"positions": ints([[-5, -1, 0]])},
+            "int8": {"positions": ints([-128, 127], "int8")},
+            "one_pair": {"rotary_dim": 2},
+            "center": {"center": 2},
+            "center_negative": {"center": -2},
+            "center_array": {"center": ints(2)},
+            "base_int": {"scale_base": 100},
+            "base_half": {"scale_base": np.float16(100)},
+        }.items()
+    ),
+    edge("grid_positions", "point", "exact", sizes=(1,)),
+    edge("grid_positions", "four_axes", "exact", sizes=(1, 2, 3, 2)),
+    edge("patch_centres", "point", "exact", sizes=(1, 1)),
+    edge("mrope_axes", "five", "exact", sections=[1, 2, 1, 3, 1]),
+    edge("mrope_axes", "in_turn", "exact", sections=(3, 3, 2), order="interleaved"),
+    edge("yarn_mscale", "compressed", "exact", factor=0.25),
+    edge("yarn_mscale", "numpy", "exact", factor=np.float16(4), mscale=np.float16(0.7)),
     edge(SINUSOIDAL, "seq_0", "exact", positions=0),
     edge(SINUSOIDAL, "dim_1", "table", dim=1),
     edge(SINUSOIDAL, "dim_2_endpoint", "table", dim=2, spacing="endpoint"),
@@ -1459,6 +2524,16 @@ EDGES = [
     edge(SINUSOIDAL, "negative_times", "table", positions=floats(2, 3)),
     edge(SINUSOIDAL, "int8", "table", positions=ints([-128, 127], "int8")),
     edge(SINUSOIDAL, "base_int", "table", base=100),
+    *(
+        edge(SINUSOIDAL, f"exact_{case}", "table", angles="exact", **changes)
+        for case, changes in {
+            "seq_0": {"positions": 0},
+            "scalar": {"positions": ints(3)},
+            "dim_1": {"dim": 1},
+            "dim_3_endpoint": {"dim": 3, "spacing": "endpoint"},
+            "ends_of_int32": {"positions": ints([-BIG, BIG - 1])},
+        }.items()
+    ),
     edge(SINUSOIDAL, "base_below_1", "table", base=0.5),
     edge(
         "add_position_encoding",
@@ -1635,8 +2710,8 @@ def test_attending_to_nothing_gives_zeros(row, fw):
 
 TAKE_ARRAYS = [
     function
-    for function, given in CALLS.items()
-    if any(isinstance(value, Make) for value in given.values())
+    for function in CALLS
+    if any(isinstance(v, torch.Tensor) for v in prepared(TORCH, function, {}).values())
 ]
 
 
@@ -1680,6 +2755,31 @@ def test_host_table_may_be_laid_out_anyhow(fw, table):
     cos, _ = fw.package.rope_cos_sin(5, HOST_TABLES[table])
     expected, _ = fw.package.rope_cos_sin(5, HOST_TABLES["plain"])
     np.testing.assert_array_equal(np.asarray(cos), np.asarray(expected))
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    "rule", [name for name in CALLS if re.fullmatch(r"\w+Scaling", name)]
+)
+@pytest.mark.parametrize("fw", FRAMEWORKS, ids=lambda fw: fw.name)
+def test_numbers_of_numpy_do_not_make_a_rule_coarser(fw, rule, kind):
+    """They would compute in their own precision: every frequency in float16, say."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(kind, value))
+        return kind(value) if isinstance(value, float) else value
+
+    plain = prepared(fw, rule, {})
+    given = {name: cast(value) for name, value in plain.items()}
+    one, other = (fw.function(rule)(**fields) for fields in (plain, given))
+    assert (one, hash(one)) == (other, hash(other))
+    one, other = (fw.package.RopeConfig(8, scaling=made) for made in (one, other))
+    tables = [made.inv_freq(11, dtype="float64").tobytes() for made in (one, other)]
+    assert tables[0] == tables[1]
+    factors = [made.attention_factor(11) for made in (one, other)]
+    assert factors[0] == factors[1]
+    assert [type(factor) for factor in factors] == [float, float]
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])

@@ -467,6 +467,29 @@ def test_rotary_tables_rotate_heads(framework):
     assert_close(got if framework is TORCH else heads_last(got), want)
 
 
+@each_framework
+def test_rotary_scaling_reaches_the_tables(framework):
+    """YaRN's frequencies and its magnitude, in the stored tables and past them."""
+    package = posenc_torch if framework is TORCH else posenc_jax
+    rule = package.YarnScaling(4.0, 2048)
+    call = framework.make("RotaryPositionEmbedding", 64, 4, scaling=rule)
+    config = package.RopeConfig(64, scaling=rule)
+    angle = np.arange(9)[:, None] * config.inv_freq(dtype="float64")
+    factor = 0.1 * np.log(4) + 1
+    for cos, sin in (call(seq_len=9), call(positions=framework.array(np.arange(9)))):
+        assert_close(cos, np.cos(angle) * factor, units=2 * factor)
+        assert_close(sin, np.sin(angle) * factor, units=2 * factor)
+
+
+@each_framework
+def test_rotary_refuses_a_scaling_that_needs_the_length(framework):
+    package = posenc_torch if framework is TORCH else posenc_jax
+    with pytest.raises(ValueError, match="`scaling` must not depend on the length"):
+        framework.make(
+            "RotaryPositionEmbedding", 8, scaling=package.DynamicNtkScaling(2.0, 4)
+        )
+
+
 # ---------------------------------------------------------------------- ALiBi
 
 
@@ -1336,6 +1359,36 @@ def test_attention_fn_matches_attention_by_hand(framework, encoding):
 
 
 @each_flax
+def test_attention_fn_uses_all_of_its_rope(framework):
+    """Scaling with a length, magnitude, layout, placement and direction, against the functions by hand."""
+    rule = posenc_jax.LongRopeScaling((1.0,) * 3, (1.0, 2.0, 8.0), 64, 16.0)
+    rope = posenc_jax.RopeConfig(
+        8,
+        rotary_dim=6,
+        layout="interleaved",
+        placement="trailing",
+        inverse=True,
+        scaling=rule,
+    )
+    query, key, value = (
+        normal(BATCH, LENGTH, N_HEADS, 8, seed=seed) for seed in (1, 2, 3)
+    )
+    got = make_attention_fn(framework, rope=rope, seq_len=65)(query, key, value)
+    angle = np.arange(LENGTH)[:, None] * rope.inv_freq(65, dtype="float64")
+    factor = np.sqrt(1 + np.log(16) / np.log(64))
+
+    def rotate(x: np.ndarray) -> np.ndarray:
+        cos, sin = np.cos(angle)[:, None] * factor, -np.sin(angle)[:, None] * factor
+        first, second, turned = x[..., 2::2], x[..., 3::2], x.copy()
+        turned[..., 2::2] = first * cos - second * sin
+        turned[..., 3::2] = second * cos + first * sin
+        return turned
+
+    want = posenc_jax.dot_product_attention(rotate(query), rotate(key), value)
+    assert_close(np.asarray(got), np.asarray(want), units=ATTENTION_UNITS)
+
+
+@each_flax
 def test_attention_fn_takes_masks_of_zeros_and_ones(framework):
     fn = make_attention_fn(framework, **ENCODINGS["both"])
     got = attend(framework, fn, TOKENS, mask=CAUSAL.astype(np.float32))
@@ -1583,6 +1636,22 @@ REFUSED_OPTIONS = {
     "other half": (
         {"key_positions": 4},
         "must be given together, got None for `query_positions`.",
+    ),
+    "length of nothing": (
+        {"seq_len": 4},
+        "`rope` must be given with `seq_len`, got None.",
+    ),
+    "no length": (
+        {
+            "rope": posenc_jax.RopeConfig(
+                8, scaling=posenc_jax.DynamicNtkScaling(2.0, 4)
+            )
+        },
+        "`seq_len` must be given for DynamicNtkScaling, got None.",
+    ),
+    "axes": (
+        {"rope": posenc_jax.RopeConfig(8, axes=(0, 1, 0, 1))},
+        "`rope` must have no `axes`",
     ),
     "positions of a cache": (
         {"query_positions": 4, "key_positions": 4, "decode": True},

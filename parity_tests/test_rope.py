@@ -8,10 +8,13 @@ import pytest
 from .instrument.inputs import FAR
 from .twins import TWINS
 
-PARITY = ("rope.", "rope_apply.", "path.rope")
+PARITY = ("rope.", "rope_apply.", "rope_scaled.", "rope_axes.", "path.rope")
 
 both = pytest.mark.parametrize("twin", TWINS, ids=str)
 layouts = pytest.mark.parametrize("layout", ["half", "interleaved"])
+all_layouts = pytest.mark.parametrize(
+    "layout", ["half", "interleaved", "interleaved_to_half"]
+)
 placements = pytest.mark.parametrize("placement", ["leading", "trailing"])
 
 # Float64 throughout. An angle of up to 131071 radians is off by two roundings of 1.1e-16 of itself.
@@ -48,7 +51,7 @@ def scores(query, key):
 
 
 @both
-@layouts
+@all_layouts
 @placements
 def test_apply_rope_scores_depend_on_distance_only(twin, layout, placement):
     static = {"layout": layout, "placement": placement}
@@ -62,7 +65,7 @@ def test_apply_rope_scores_depend_on_distance_only(twin, layout, placement):
 
 
 @both
-@layouts
+@all_layouts
 def test_apply_rope_keeps_the_norm_of_every_pair(twin, layout):
     turned = rotated(twin, X, POSITIONS, layout=layout)
     np.testing.assert_allclose(
@@ -81,7 +84,7 @@ def test_apply_rope_composes(twin, layout, placement):
 
 
 @both
-@layouts
+@all_layouts
 @placements
 def test_apply_rope_inverse_undoes_it(twin, layout, placement):
     static = {"layout": layout, "placement": placement}
@@ -91,7 +94,7 @@ def test_apply_rope_inverse_undoes_it(twin, layout, placement):
 
 
 @both
-@layouts
+@all_layouts
 @placements
 def test_apply_rope_passes_the_rest_bit_for_bit(twin, layout, placement):
     x = X.astype(np.float32)
@@ -105,6 +108,23 @@ def test_apply_rope_passes_the_rest_bit_for_bit(twin, layout, placement):
 def test_apply_rope_does_nothing_at_position_zero(twin):
     zero = np.zeros((3, 7), np.int32)
     np.testing.assert_array_equal(rotated(twin, X, zero), X)
+
+
+@both
+@placements
+@pytest.mark.parametrize("inverse", [False, True], ids=["forward", "inverse"])
+def test_interleaved_to_half_is_interleaved_in_another_order(twin, placement, inverse):
+    """Bit for bit: the pairs are the same, and only where they are left (or, inverse, found) is not."""
+    start = 0 if placement == "leading" else HEAD_DIM - ROTARY_DIM
+    order = np.arange(HEAD_DIM)
+    turned = order[start : start + ROTARY_DIM]
+    order[start : start + ROTARY_DIM] = np.concatenate((turned[::2], turned[1::2]))
+    static = {"placement": placement, "inverse": inverse}
+    given = X[..., order] if inverse else X
+    found = rotated(twin, given, POSITIONS, layout="interleaved_to_half", **static)
+    expected = rotated(twin, X, POSITIONS, layout="interleaved", **static)
+    np.testing.assert_array_equal(found, expected if inverse else expected[..., order])
+    assert (found != expected).any() != inverse
 
 
 @both

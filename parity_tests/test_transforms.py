@@ -28,7 +28,7 @@ U = 2.0**-24  # unit roundoff of float32
 # Per unit of the largest result:
 TOLERANCE = {
     # One float32 program compiled in two ways: XLA may fuse a multiplication and an
-    # addition, which saves one rounding.
+    # addition, which saves one rounding. Exact angles: two units on either side.
     "elementwise": 4 * U,
     # A float32 gradient by a table: a sum over heads of products of results like those.
     "gradient": 16 * U,
@@ -64,11 +64,23 @@ OPS = {
     "tables": Op(
         "rope_cos_sin", {"inv_freq": (4,)}, {"positions": TOKENS}, dtype_of="inv_freq"
     ),
+    "tables_by_axes": Op(
+        "rope_cos_sin",
+        {"inv_freq": (4,), "positions": (2, 5, 3)},  # real coordinates
+        {"axes": (0, 2, 1, 0)},
+        dtype_of="inv_freq",
+    ),
     "rotate": Op("apply_rope", {"x": (2, 5, 3, 8), **TABLES}, {}, ("x",)),
     "rotate_back": Op(
         "apply_rope",
         {"x": (2, 5, 3, 8), **TABLES},
         {"layout": "interleaved", "placement": "trailing", "inverse": True},
+        ("x",),
+    ),
+    "rotate_to_half": Op(
+        "apply_rope",
+        {"x": (2, 5, 3, 8), **TABLES},
+        {"layout": "interleaved_to_half"},
         ("x",),
     ),
     "rotate_both": Op(
@@ -199,10 +211,20 @@ def dot(left: Sequence[Any], right: Sequence[Any]) -> Any:
 
 
 def test_operations_cover_the_public_functions():
-    made_on_the_host = {"RopeConfig", "alibi_slopes", "init_position_table"}
-    positions = {"last_positions", "position_range"}
+    rules = {name for name in posenc_jax.__all__ if name.endswith("Scaling")}
+    made_on_the_host = {
+        "RopeConfig",
+        "alibi_slopes",
+        "grid_positions",
+        "init_position_table",
+        "mrope_axes",
+        "patch_centres",
+        "yarn_mscale",
+    }
+    of_integers = {"last_positions", "position_range", "xpos_scale"}
     covered = {op.function for op in OPS.values()}
-    assert covered == set(posenc_jax.__all__) - made_on_the_host - positions
+    others = rules | made_on_the_host | of_integers
+    assert covered == set(posenc_jax.__all__) - others
 
 
 # ----------------------------------------------------------------------- jit and vmap
@@ -218,7 +240,9 @@ def test_jit_equals_eager(name):
 MAPPED = {
     "tables_by_inv_freq": ("tables", ["inv_freq"]),
     "tables_by_positions": ("tables", ["positions"]),
+    "axes_by_coordinates": ("tables_by_axes", ["positions"]),
     "rotate_by_all": ("rotate", ["x", "cos", "sin"]),
+    "rotate_to_half_by_all": ("rotate_to_half", ["x", "cos", "sin"]),
     "rotate_back_by_tables": ("rotate_back", ["cos", "sin"]),
     "rotate_both_by_all": ("rotate_both", ["q", "k", "cos", "sin"]),
     "sinusoid_by_times": ("sinusoid", ["positions"]),
@@ -268,7 +292,7 @@ def test_torch_vmap_equals_one_by_one(case):
     assert_same(found, expected, OPS[name].tolerance)
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", ["half", "interleaved", "interleaved_to_half"])
 def test_apply_rope_vmap_over_the_batch_equals_the_batched_call(layout):
     given = drawn("rotate")
     call = functools.partial(posenc_jax.apply_rope, layout=layout)
@@ -372,7 +396,7 @@ def test_jvp_is_the_transpose_of_vjp(name):
     assert_same(forward, backward, "float64")
 
 
-@pytest.mark.parametrize("name", ["tables", "sinusoid", "bias"])
+@pytest.mark.parametrize("name", ["tables", "tables_by_axes", "sinusoid", "bias"])
 def test_jacfwd_equals_jacrev(name):
     call = jax_call(name)
     with jax.enable_x64(True):
@@ -419,6 +443,8 @@ def test_remat_computes_the_tables_again():
 TINY = {
     "rotate": {"x": (1, 2, 1, 6), "cos": (1, 2, 2), "sin": (1, 2, 2)},
     "rotate_back": {"x": (1, 2, 1, 6), "cos": (1, 2, 2), "sin": (1, 2, 2)},
+    "rotate_to_half": {"x": (1, 2, 1, 6), "cos": (1, 2, 2), "sin": (1, 2, 2)},
+    "tables_by_axes": {"inv_freq": (4,), "positions": (2, 3)},
     "bias": {"slopes": (2,)},
     "attend_alibi": {
         "query": (1, 2, 2, 2),
@@ -612,6 +638,10 @@ def offset_call(name: str, library: Any) -> Callable[[Any], Any]:
         "position_range": tokens,
         "rope": rope,
         "sinusoidal": lambda at: library.sinusoidal_position_encoding(tokens(at), 8),
+        "sinusoidal_exact": lambda at: library.sinusoidal_position_encoding(
+            tokens(at), 8, angles="exact"
+        ),
+        "xpos": lambda at: library.xpos_scale(tokens(at), 8, center=at),
         "learned": lambda at: library.learned_position_encoding(
             given["table"], tokens(at)
         ),
@@ -621,7 +651,11 @@ def offset_call(name: str, library: Any) -> Callable[[Any], Any]:
 
 
 each_scheme = pytest.mark.parametrize(
-    "name", ["position_range", "rope", "sinusoidal", "learned", "alibi", "attention"]
+    "name",
+    [
+        *("position_range", "rope", "sinusoidal", "sinusoidal_exact", "xpos"),
+        *("learned", "alibi", "attention"),
+    ],
 )
 OFFSETS = [0, 7, 131_071]
 
@@ -668,7 +702,7 @@ def test_torch_compile_takes_another_offset_without_compiling_again(name):
     assert_same(found, expected, kind)
 
 
-@pytest.mark.parametrize("name", ["rope", "sinusoidal", "alibi", "learned"])
+@pytest.mark.parametrize("name", ["rope", "sinusoidal", "xpos", "alibi", "learned"])
 def test_torch_autocast_changes_nothing(name):
     """Autocast lowers products of matrices, and no position goes through one."""
     call = offset_call(name, posenc_torch)
@@ -756,6 +790,8 @@ ROTATIONS = {
     "half_trailing": {"layout": "half", "placement": "trailing"},
     "interleaved_leading": {"layout": "interleaved", "placement": "leading"},
     "interleaved_trailing": {"layout": "interleaved", "placement": "trailing"},
+    "to_half_leading": {"layout": "interleaved_to_half", "placement": "leading"},
+    "to_half_trailing": {"layout": "interleaved_to_half", "placement": "trailing"},
 }
 each_rotation = pytest.mark.parametrize("case", ROTATIONS)
 
@@ -787,7 +823,8 @@ def test_torch_apply_rope_backward_is_the_inverse_rotation(case):
 @pytest.mark.parametrize("figure", VJP_COST)
 @each_rotation
 def test_apply_rope_vjp_costs_what_the_forward_costs(case, figure):
-    shape = jax.ShapeDtypeStruct((4, 64, 8, 32), jnp.float32)
+    """With so much to rotate that tables, which XLA may write out as wide as a head, are 3 % of it."""
+    shape = jax.ShapeDtypeStruct((8, 64, 8, 32), jnp.float32)
     table = jax.ShapeDtypeStruct((64, 16), jnp.float32)
     rotate = functools.partial(posenc_jax.apply_rope, **ROTATIONS[case])
 
@@ -832,6 +869,9 @@ def dtypes(function: Callable, *args: Any) -> set[str]:
 
 ANGLES = {
     "rope": lambda at: posenc_jax.rope_cos_sin(at, INV_FREQ),
+    "rope_by_axes": lambda at: posenc_jax.rope_cos_sin(
+        jnp.stack((at, at), -1), INV_FREQ, axes=(0, 1, 1, 0)
+    ),
     "sinusoidal": lambda at: posenc_jax.sinusoidal_position_encoding(at, 8),
 }
 each_angle = pytest.mark.parametrize("name", ANGLES)
@@ -923,7 +963,7 @@ def test_apply_rope_by_matrix_is_what_the_patch_reaches(monkeypatch):
     assert "dot_general" in found
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", ["half", "interleaved", "interleaved_to_half"])
 def test_apply_rope_by_matrix_keeps_nan_in_its_head(layout, monkeypatch):
     monkeypatch.setattr(jax.lax, "platform_dependent", on_tpu)
     x, cos, sin = drawn("rotate").values()
@@ -936,6 +976,21 @@ def test_apply_rope_by_matrix_keeps_nan_in_its_head(layout, monkeypatch):
 
 # ------------------------------------------------------------------------ strictness
 
+DYNAMIC = posenc_jax.RopeConfig(
+    8,
+    scaling=posenc_jax.DynamicNtkScaling(2.0, 4),
+)
+LONGROPE = posenc_jax.RopeConfig(
+    8,
+    scaling=posenc_jax.LongRopeScaling(
+        (1.0, 1.5, 2.0, 2.5),
+        (1.0, 2.0, 4.0, 8.0),
+        original_max_position_embeddings=4,
+        factor=4.0,
+        short_mscale=1.125,
+        long_mscale=1.25,
+    ),
+)
 # What takes no array to differentiate.
 OTHERS = {
     "alibi_slopes": lambda: posenc_jax.alibi_slopes(6),
@@ -949,7 +1004,31 @@ OTHERS = {
     "position_range": lambda: posenc_jax.position_range(5, offset=jnp.int32(3)),
     "position_range_int": lambda: posenc_jax.position_range(5, offset=3),
     "inv_freq": lambda: posenc_jax.RopeConfig(8).inv_freq(),
+    **{
+        f"inv_freq_of_a_length_{name}": lambda config=config: (
+            config.inv_freq(jnp.int32(5)),
+            config.attention_factor(jnp.int32(5)),
+        )
+        for name, config in {
+            "plain": posenc_jax.RopeConfig(8),
+            "dynamic": DYNAMIC,
+            "longrope": LONGROPE,
+        }.items()
+    },
+    "tables_of_a_length": lambda: posenc_jax.rope_cos_sin(
+        jnp.asarray(TOKENS),
+        LONGROPE.inv_freq(jnp.int32(5)),
+        attention_factor=LONGROPE.attention_factor(jnp.int32(5)),
+    ),
+    "xpos_scale": lambda: posenc_jax.xpos_scale(
+        jnp.asarray(TOKENS), 8, center=jnp.int32(3)
+    ),
+    "grid_positions": lambda: posenc_jax.grid_positions(2, 3),
+    "patch_centres": lambda: posenc_jax.patch_centres(2, 3),
     "sinusoidal_int": lambda: posenc_jax.sinusoidal_position_encoding(5, 8),
+    "sinusoidal_exact": lambda: posenc_jax.sinusoidal_position_encoding(
+        jnp.asarray(TOKENS), 8, angles="exact"
+    ),
     "int8_positions": lambda: posenc_jax.rope_cos_sin(
         jnp.asarray([3], jnp.int8), INV_FREQ
     ),

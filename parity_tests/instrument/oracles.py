@@ -22,10 +22,15 @@ __all__ = [
     "alibi_bias",
     "alibi_slopes",
     "attention",
+    "coordinates_gradient",
+    "cos_sin",
+    "dynamic_roundings",
     "linear",
     "look_up",
+    "progression",
     "rope_cos_sin",
     "rotate",
+    "scaled",
     "sinusoid",
     "sinusoid_times_gradient",
     "summed_to",
@@ -36,39 +41,143 @@ DIGITS = 40
 
 
 @functools.cache
-def _cos_sin(position: float, base: float, exponent: mpmath.mpf) -> tuple[float, ...]:
+def _cos_sin(position: float, frequency: mpmath.mpf) -> tuple[float, float]:
     with mpmath.workdps(DIGITS):
-        frequency = mpmath.power(base, -exponent)
         cos, sin = mpmath.cos_sin(position * frequency)
-        return float(cos), float(sin), float(frequency)
+        return float(cos), float(sin)
 
 
-def _tables(
-    positions: np.ndarray, base: float, exponents: list[Any]
-) -> tuple[Bounded, Bounded, np.ndarray]:
-    """cos and sin of positions * base ** -exponents, [*positions, n], and the frequencies.
+def cos_sin(
+    positions: np.ndarray,
+    frequencies: list[mpmath.mpf],
+    axes: tuple[int, ...] | None = None,
+    roundings: Any = 1.0,
+) -> tuple[Bounded, Bounded]:
+    """cos and sin of positions * frequencies, [*positions, n]; with axes, of coordinates [*positions, axes].
 
-    Units: the frequency is rounded once and the product once, two units of the angle; then the function itself. (A
-    float64 frequency is off by a few units where -2 i / d is not exact; ORACLE_SHARE leaves room for that.)
+    Units: the frequency is rounded `roundings` times and the product once; then the function itself. (Made on the host,
+    a frequency is rounded once in float32, and off by a few units in float64; ORACLE_SHARE leaves room for that.)
     """
+    if axes is None:
+        at = np.repeat(positions[..., None], len(frequencies), -1)
+    else:
+        at = np.stack([positions[..., axis] for axis in axes], -1)
     flat = [
-        [_cos_sin(float(p), base, exponent) for exponent in exponents]
-        for p in positions.ravel()
+        [_cos_sin(float(p), f) for p, f in zip(row, frequencies, strict=True)]
+        for row in at.reshape(-1, len(frequencies))
     ]
-    shape = (*positions.shape, len(exponents), 3)
-    cos, sin, frequency = np.moveaxis(np.array(flat).reshape(shape), -1, 0)
-    angle = np.abs(positions[..., None] * frequency)
-    units = np.where(angle == 0, 0, 2 * angle + FUNCTION_UNITS)
-    return Bounded(cos, units), Bounded(sin, units), frequency
+    cos, sin = np.moveaxis(np.array(flat).reshape(*at.shape, 2), -1, 0)
+    angle = np.abs(at * np.array(frequencies, float))
+    units = np.where(angle == 0, 0, (1 + roundings) * angle + FUNCTION_UNITS)
+    return Bounded(cos, units), Bounded(sin, units)
+
+
+def coordinates_gradient(
+    cos_cotangent: Bounded,
+    sin_cotangent: Bounded,
+    tables: tuple[Bounded, Bounded],
+    frequencies: list[mpmath.mpf],
+    axes: tuple[int, ...],
+) -> Bounded:
+    """d/dm of cos(m w) is -w sin(m w), of sin(m w) is w cos(m w), summed over the pairs of each axis."""
+    cos, sin = tables
+    value = np.array(frequencies, float)
+    terms = (sin_cotangent * cos - cos_cotangent * sin) * Bounded(value, value)
+    return stack(
+        [
+            terms[..., np.flatnonzero(np.array(axes) == axis)].sum(-1)
+            for axis in range(max(axes) + 1)
+        ],
+        -1,
+    )
+
+
+def progression(width: int, base: Any) -> list[mpmath.mpf]:
+    """base ** (-2 i / d), i = 0 .. d/2 - 1 (Su et al., 2021, eq. 15)."""
+    return _powers(base, [2 * i / width for i in range(width // 2)])
+
+
+def _powers(base: Any, exponents: list[float]) -> list[mpmath.mpf]:
+    """An exponent is a float64 number: rounding it costs a float64 run more than all the rest, ln(base) / 2 units."""
+    with mpmath.workdps(DIGITS):
+        return [mpmath.power(base, -exponent) for exponent in exponents]
 
 
 def rope_cos_sin(
     positions: np.ndarray, rotary_dim: int, base: float
 ) -> tuple[Bounded, Bounded]:
-    """cos and sin of m * base ** (-2 i / d), i = 0 .. d/2 - 1 (Su et al., 2021, eq. 15)."""
-    exponents = [mpmath.mpf(2 * i) / rotary_dim for i in range(rotary_dim // 2)]
-    cos, sin, _ = _tables(positions, base, exponents)
-    return cos, sin
+    return cos_sin(positions, progression(rotary_dim, base))
+
+
+def scaled(
+    rule: str,
+    width: int,
+    base: float,
+    *,
+    factor: float = 1.0,
+    trained: int = 0,
+    length: int = 0,
+    alpha: float = 1.0,
+    turns: tuple[float, float] = (32.0, 1.0),
+    truncate: bool = True,
+    divisors: tuple[tuple[float, ...], tuple[float, ...]] = ((), ()),
+    part: float = 1.0,
+) -> list[mpmath.mpf]:
+    """The frequencies of a scaling rule, each from its paper (or, for "llama3" and "proportional", its first code).
+
+    `turns` in the trained length bound the blend, the faster pair's first; `divisors` are those up to the trained
+    length and beyond.
+    """
+    plain = progression(width, base)
+    with mpmath.workdps(DIGITS):
+        if rule == "linear":  # Chen et al., 2023
+            return [f / factor for f in plain]
+        if rule == "ntk":  # Peng et al., 2023, eq. 16
+            power = mpmath.mpf(width) / (width - 2)
+            return progression(width, base * mpmath.power(alpha, power))
+        if rule == "dynamic":  # as above, by how far the trained length is exceeded
+            grown = mpmath.mpf(factor) * max(length, trained) / trained - factor + 1
+            return scaled("ntk", width, base, alpha=grown)
+        if rule == "longrope":  # Ding et al., 2024
+            chosen = divisors[0] if length <= trained else divisors[1]
+            return [f / d for f, d in zip(plain, chosen, strict=True)]
+        if rule == "proportional":
+            still = len(plain) - int(part * len(plain))
+            return [f / factor for f in plain[: len(plain) - still]] + [
+                mpmath.mpf(0)
+            ] * still
+        if rule == "yarn":  # Peng et al., 2023, section 3.2, by the pair's number
+            ends = [
+                width * mpmath.log(trained / (2 * mpmath.pi * t)) / mpmath.log(base) / 2
+                for t in turns
+            ]
+            if truncate:
+                ends = [mpmath.floor(ends[0]), mpmath.ceil(ends[1])]
+            first, last = max(ends[0], 0), min(ends[1], width - 1)
+            kept = [(last - i) / (last - first) for i in range(len(plain))]
+        else:  # "llama3": by the turns that a pair makes in the trained length
+            made = [trained * f / (2 * mpmath.pi) for f in plain]
+            kept = [(t - turns[1]) / (turns[0] - turns[1]) for t in made]
+        kept = [min(max(share, 0), 1) for share in kept]
+        return [
+            f * share + f / factor * (1 - share)
+            for f, share in zip(plain, kept, strict=True)
+        ]
+
+
+def dynamic_roundings(
+    width: int, factor: float, trained: int, length: int
+) -> np.ndarray:
+    """Units of a frequency of "dynamic" that is computed from a length which is not known beforehand.
+
+    The frequency is f exp(e log1p(c x)): c, e and f are rounded, c x, the exponent and the result are products.
+    """
+    excess = factor / trained * max(length - trained, 0)
+    growth = np.log1p(excess)
+    exponent = np.arange(0, width, 2) / (width - 2)
+    units_of_growth = 2 * excess / (1 + excess) + FUNCTION_UNITS * growth
+    units_of_power = exponent * (units_of_growth + 2 * growth) + FUNCTION_UNITS
+    return 1 + units_of_power + 1
 
 
 def sinusoid(
@@ -94,6 +203,7 @@ def sinusoid_times_gradient(
 ) -> Bounded:
     """d/dt of sin(t w) is w cos(t w), of cos(t w) is -w sin(t w)."""
     sin, cos, frequency = _sinusoid_parts(times, dim, base, spacing)
+    frequency = np.broadcast_to(frequency, cos.value.shape)
     rounded = Bounded(frequency, frequency)
     terms = []
     for column, (part, i) in enumerate(_columns(dim, layout, spacing)):
@@ -108,12 +218,13 @@ def _sinusoid_parts(
     positions: np.ndarray, dim: int, base: float, spacing: str
 ) -> tuple[Bounded, Bounded, np.ndarray]:
     if spacing == "dim":
-        exponents = [mpmath.mpf(2 * i) / dim for i in range((dim + 1) // 2)]
+        exponents = [2 * i / dim for i in range((dim + 1) // 2)]
     else:
         last = max(dim // 2 - 1, 1)
-        exponents = [mpmath.mpf(i) / last for i in range(dim // 2)]
-    cos, sin, frequency = _tables(positions, base, exponents)
-    return sin, cos, frequency
+        exponents = [i / last for i in range(dim // 2)]
+    frequencies = _powers(base, exponents)
+    cos, sin = cos_sin(positions, frequencies)
+    return sin, cos, np.array(frequencies, float)
 
 
 def _columns(dim: int, layout: str, spacing: str) -> list[tuple[str | None, int]]:
@@ -133,37 +244,48 @@ def _columns(dim: int, layout: str, spacing: str) -> list[tuple[str | None, int]
 def rotate(
     x: Bounded, cos: Bounded, sin: Bounded, layout: str, placement: str
 ) -> tuple[Bounded, Callable[[Bounded], tuple[Bounded, Bounded, Bounded]]]:
-    """Multiply every pair by [[cos, -sin], [sin, cos]] (Su et al., 2021, eq. 34), and the vector-Jacobian product."""
+    """Multiply every pair by [[cos, -sin], [sin, cos]] (Su et al., 2021, eq. 34), and the vector-Jacobian product.
+
+    The layout "A_to_B" finds the pairs as A has them and leaves them as B has them.
+    """
     width, head_dim = 2 * cos.value.shape[-1], x.value.shape[-1]
     start = 0 if placement == "leading" else head_dim - width
-    i = np.arange(width // 2)
-    first = start + (i if layout == "half" else 2 * i)
-    second = first + (width // 2 if layout == "half" else 1)
+    i = start + np.arange(width // 2)
+    members = {
+        "half": (i, i + width // 2),
+        "interleaved": (2 * i - start, 2 * i - start + 1),
+    }
+    found, left = members[layout.split("_to_")[0]], members[layout.split("_to_")[-1]]
     cos, sin = cos[..., None, :], sin[..., None, :]
 
-    def place(a: Bounded, b: Bounded, rest: Bounded) -> Bounded:
+    def place(a: Bounded, b: Bounded, where: Any, rest: Bounded) -> Bounded:
         def put(a: np.ndarray, b: np.ndarray, rest: np.ndarray) -> np.ndarray:
             out = rest.copy()
-            out[..., first], out[..., second] = a, b
+            out[..., where[0]], out[..., where[1]] = a, b
             return out
 
         return Bounded(
             put(a.value, b.value, rest.value), put(a.units, b.units, rest.units)
         )
 
-    def turn(x: Bounded, sin: Bounded) -> Bounded:
-        a, b = x[..., first], x[..., second]
-        return place(a * cos - b * sin, b * cos + a * sin, x)
+    def turn(x: Bounded, sin: Bounded, start: Any, end: Any) -> Bounded:
+        a, b = x[..., start[0]], x[..., start[1]]
+        return place(a * cos - b * sin, b * cos + a * sin, end, x)
 
     def vjp(g: Bounded) -> tuple[Bounded, Bounded, Bounded]:
-        a, b, ga, gb = x[..., first], x[..., second], g[..., first], g[..., second]
+        a, b, ga, gb = (
+            x[..., found[0]],
+            x[..., found[1]],
+            g[..., left[0]],
+            g[..., left[1]],
+        )
         return (
-            turn(g, -sin),
+            turn(g, -sin, left, found),
             (ga * a + gb * b).sum(-2),
             (gb * a - ga * b).sum(-2),
         )
 
-    return turn(x, sin), vjp
+    return turn(x, sin, found, left), vjp
 
 
 def look_up(

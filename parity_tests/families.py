@@ -1,0 +1,69 @@
+"""Which models' rotary embeddings `RopeConfig.from_hf` covers, by how they rotate: `python -m parity_tests.families`.
+
+Printed from the installed transformers, so the table says what test_from_hf.py tests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from importlib.metadata import version
+from typing import Any
+
+import posenc_jax
+
+from .test_from_hf import ALL, REFUSED, WITHOUT_CONFIG, layers_of
+
+__all__ = ["main"]
+
+LAYOUTS = {
+    "half": "halves",
+    "interleaved": "neighbours",
+    "interleaved_to_half": "neighbours, written as halves",
+}
+
+
+def rotation(config: Any, layers: list[str | None]) -> str:
+    """How a model rotates, in words."""
+    read = [posenc_jax.RopeConfig.from_hf(config, layer_type=la) for la in layers]
+    first = read[0]
+    words = [LAYOUTS[first.layout]]
+    if first.inverse:
+        words.append("by the negative angle")
+    if first.progression == "per_axis":
+        words.append(f"{max(first.axes) + 1} axes")
+    elif first.progression == "dealt":
+        words.append("2 axes from one progression")
+    elif first.axes is not None:
+        words.append(f"M-RoPE of {max(first.axes) + 1} axes")
+    if any(one.rotary_dim < one.head_dim for one in read) and first.axes is None:
+        words.append(f"{first.placement} part of a head")
+    rules = {type(one.scaling).__name__ for one in read if one.scaling is not None}
+    words += [rule.removesuffix("Scaling") for rule in sorted(rules)]
+    if len({one.base for one in read}) > 1:
+        words.append("a base for each layer type")
+    return ", ".join(words)
+
+
+def main() -> None:
+    """Print the table."""
+    groups = defaultdict(set)
+    left_out = {**REFUSED, **WITHOUT_CONFIG}
+    covered = [rotary for rotary in ALL if str(rotary) not in left_out]
+    for rotary in covered:
+        config, module = rotary.build()
+        name = config.model_type or str(rotary).split(".")[0]
+        groups[rotation(config, layers_of(config, module))].add(name)
+    print(
+        f"transformers {version('transformers')}: {len(covered)} of {len(ALL)} "
+        f"classes of rotary embedding\n"
+    )
+    print("| pairs | models (`model_type`, default configuration) |")
+    print("|---|---|")
+    for words, names in sorted(groups.items()):
+        print(f"| {words} | {', '.join(sorted(names))} |")
+    for name, reason in left_out.items():
+        print(f"| **not covered**: {reason} | {name.split('.')[1]} |")
+
+
+if __name__ == "__main__":
+    main()
