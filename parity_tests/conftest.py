@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--level",
         choices=LEVELS,
         default=os.environ.get("PARITY_LEVEL", "default"),
-        help="quick: under a minute, for a working loop; full: ten drawings of every "
+        help="quick: about a minute, for a working loop; full: ten drawings of every "
         "case. The environment variable PARITY_LEVEL sets it too, for `--pyargs`.",
     )
 

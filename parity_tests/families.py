@@ -15,30 +15,27 @@ from .test_from_hf import ALL, REFUSED, WITHOUT_CONFIG, layers_of
 
 __all__ = ["main"]
 
-LAYOUTS = {
-    "half": "halves",
-    "interleaved": "neighbours",
-    "interleaved_to_half": "neighbours, written as halves",
+# Rotations without a class of their own, that no configuration describes.
+UNNAMED = {
+    "lightglue.LightGlue": "frequencies are learned",
+    "vjepa2.VJEPA2RopeAttention": "the two channels of a pair turn by different angles",
 }
 
 
 def rotation(config: Any, layers: list[str | None]) -> str:
-    """How a model rotates, in words."""
+    """How a model rotates, by the names that `RopeConfig` has for it."""
     read = [posenc_jax.RopeConfig.from_hf(config, layer_type=la) for la in layers]
     first = read[0]
-    words = [LAYOUTS[first.layout]]
-    if first.inverse:
-        words.append("by the negative angle")
-    if first.progression == "per_axis":
-        words.append(f"{max(first.axes) + 1} axes")
-    elif first.progression == "dealt":
-        words.append("2 axes from one progression")
-    elif first.axes is not None:
-        words.append(f"M-RoPE of {max(first.axes) + 1} axes")
+    words = [f'`layout="{first.layout}"`']
     if any(one.rotary_dim < one.head_dim for one in read) and first.axes is None:
         words.append(f"{first.placement} part of a head")
+    if first.inverse:
+        words.append("`inverse`")
+    if first.axes is not None:
+        count = max(first.axes) + 1
+        words.append(f'{count} `axes`, `progression="{first.progression}"`')
     rules = {type(one.scaling).__name__ for one in read if one.scaling is not None}
-    words += [rule.removesuffix("Scaling") for rule in sorted(rules)]
+    words += [f"`{rule}`" for rule in sorted(rules)]
     if len({one.base for one in read}) > 1:
         words.append("a base for each layer type")
     return ", ".join(words)
@@ -47,7 +44,7 @@ def rotation(config: Any, layers: list[str | None]) -> str:
 def main() -> None:
     """Print the table."""
     groups = defaultdict(set)
-    left_out = {**REFUSED, **WITHOUT_CONFIG}
+    left_out = {**REFUSED, **WITHOUT_CONFIG, **UNNAMED}
     covered = [rotary for rotary in ALL if str(rotary) not in left_out]
     for rotary in covered:
         config, module = rotary.build()
@@ -57,7 +54,7 @@ def main() -> None:
         f"transformers {version('transformers')}: {len(covered)} of {len(ALL)} "
         f"classes of rotary embedding\n"
     )
-    print("| pairs | models (`model_type`, default configuration) |")
+    print("| rotation | models (`model_type`, default configuration) |")
     print("|---|---|")
     for words, names in sorted(groups.items()):
         print(f"| {words} | {', '.join(sorted(names))} |")

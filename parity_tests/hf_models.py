@@ -29,7 +29,7 @@ ROTARY = re.compile(
 # Classes whose annotation names another configuration than the one they are used with.
 CONFIGS = {"Qwen3OmniMoeRotaryEmbedding": "Qwen3OmniMoeTalkerCodePredictorConfig"}
 
-# Models whose default configuration does not run, with what their published checkpoints say instead.
+# Models whose default configuration does not run or does not rotate, with what their checkpoints say instead.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "CohereCompassTextConfig": {
         "rope_parameters": {
@@ -37,6 +37,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         }
     },
+    "EsmConfig": {"position_embedding_type": "rotary"},
     "Glm4MoeConfig": {"head_dim": 128},
     "Glm4vMoeTextConfig": {"head_dim": 128},
     "Glm4vTextConfig": {
@@ -55,7 +56,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "mrope_section": [8, 12, 12],
         }
     },
+    "GraniteMoeHybridConfig": {"position_embedding_type": "rope"},
     "Qwen3OmniMoeTextConfig": {"head_dim": 128},
+    "Zamba2Config": {"use_mem_rope": True},
+    "SeamlessM4TConfig": {"position_embeddings_type": "rotary"},
+    "Wav2Vec2BertConfig": {"position_embeddings_type": "rotary"},
+    "Wav2Vec2ConformerConfig": {"position_embeddings_type": "rotary"},
 }
 
 

@@ -139,7 +139,7 @@ _TABLE = [
     ("columns before rows", "posenc_torch/rope_axes.py", "return (1, 2) * height + (0,) * time", "return (2, 1) * height + (0,) * time", "rope_axes.mrope"),
     ("time before the rest", "posenc_jax/rope_axes.py", "return (1, 2) * height + (0,) * time", "return (0,) * time + (1, 2) * height", "rope_axes.mrope"),
     ("sections shifted by one pair", "posenc_jax/rope_axes.py", "return tuple(axis for axis, n in enumerate(sections) for _ in range(n))", "axes = tuple(axis for axis, n in enumerate(sections) for _ in range(n))\n        return axes[1:] + axes[-1:]", "rope_axes.mrope"),
-    ("one progression for every axis", "posenc_jax/rope.py", "if self.axes is None or self.progression == \"shared\":", "if self.progression != \"dealt\":", "rope_axes.axial"),
+    ("one progression for every axis", "posenc_jax/rope.py", "if self.axes is None or self.progression == \"shared\":", "if self.progression != \"alternating\":", "rope_axes.axial"),
     ("exponents of an axis over the whole width", "posenc_torch/rope.py", "geometric(self.base, 2 * count)[n]", "geometric(self.base, self._width)[n]", "rope_axes.axial"),
     ("axis by axis, not dealt", "posenc_torch/rope.py", "whole[n * count + a]", "whole[n + a * len(whole) // count]", "rope_axes.axial"),
     ("coordinates rounded to patches", "posenc_torch/rope.py", "positions.to(dtype) * inv", "positions.to(torch.int64).to(dtype) * inv", "rope_axes.axial"),

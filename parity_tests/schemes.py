@@ -464,7 +464,10 @@ AXIAL = {
         (0, 1, 0, 0, 1, 0),
         ((4, 0), (2, 0), (4, 1), (4, 2), (2, 1), (4, 3)),
     ),
-    "dealt": ((0, 1, 1, 0, 1, 0), ((6, 0), (6, 1), (6, 3), (6, 2), (6, 5), (6, 4))),
+    "alternating": (
+        (0, 1, 1, 0, 1, 0),
+        ((6, 0), (6, 1), (6, 3), (6, 2), (6, 5), (6, 4)),
+    ),
 }
 
 
@@ -509,7 +512,7 @@ def _axial(pj: Any, pt: Any) -> Pair:
             parts = []
             for name, given in made.items():
                 d_cos, d_sin = g[f"cos_{name}"], g[f"sin_{name}"]
-                if name == "dealt":
+                if name == "alternating":
                     d_cos, d_sin = d_cos + through_x["cos"], d_sin + through_x["sin"]
                 parts.append(oracles.coordinates_gradient(d_cos, d_sin, *given))
             return {"x": through_x["x"], "positions": oracles.add(*parts)}

@@ -662,7 +662,7 @@ def test_mrope_axes_are_ernies(package):
 @BOTH
 def test_dealt_frequencies_are_pixtrals(package):
     """transformers==5.24.0, PixtralVisionRotaryEmbedding, rows before columns."""
-    config = package.RopeConfig(8, axes=(0, 0, 1, 1), progression="dealt")
+    config = package.RopeConfig(8, axes=(0, 0, 1, 1), progression="alternating")
     expected = [
         *(1.0, 0.009999999776482582),
         *(0.10000000149011612, 0.0010000000474974513),

@@ -199,6 +199,13 @@ CALLS: dict[str, dict[str, Any]] = {
     "ProportionalScaling": {"partial_rotary_factor": 0.5},
     "RopeConfig": {"head_dim": 8},
     "RopeConfig.attention_factor": {"self": config()},
+    "RopeConfig.apply": {
+        "self": config(),
+        "x": heads(2, 5, 3, 8),
+        "cos": floats(5, 4),
+        "sin": floats(5, 4),
+    },
+    "RopeConfig.cos_sin": {"self": config(), "positions": 5},
     "RopeConfig.from_hf": {"config": HF},
     "RopeConfig.inv_freq": {"self": config()},
     "RopeConfig.to_hf": {"self": config()},
@@ -374,6 +381,8 @@ NOT_POSITIVE = {
 
 ASKED: list[tuple[str, str, str]] = [
     *((FLOATING, "apply_rope", name) for name in ("x", "cos", "sin")),
+    *((FLOATING, "RopeConfig.apply", name) for name in ("x", "cos", "sin")),
+    *((wanted, "RopeConfig.cos_sin", "positions") for wanted in (POSITIONS, INTEGERS)),
     *((FLOATING, ROTARY, name) for name in ("q", "k", "cos", "sin")),
     *((FLOATING, "add_position_encoding", name) for name in ("x", "encoding")),
     *((FLOATING, f, n) for f in (SDPA, ALIBI_SDPA) for n in ("query", "key", "value")),
@@ -459,12 +468,13 @@ MAY_BE_NONE = {
 CHOICES = [
     ("RopeConfig", "layout", "'half', 'interleaved', 'interleaved_to_half'"),
     ("RopeConfig", "placement", "'leading', 'trailing'"),
-    ("RopeConfig", "progression", "'shared', 'per_axis', 'dealt'"),
+    ("RopeConfig", "progression", "'shared', 'per_axis', 'alternating'"),
     ("apply_rope", "layout", "'half', 'interleaved', 'interleaved_to_half'"),
     ("apply_rope", "placement", "'leading', 'trailing'"),
     (ROTARY, "layout", "'half', 'interleaved', 'interleaved_to_half'"),
     ("mrope_axes", "order", "'chunked', 'interleaved', 'ernie'"),
     ("rope_cos_sin", "angles", "'float32', 'exact'"),
+    ("RopeConfig.cos_sin", "angles", "'float32', 'exact'"),
     ("rotate_half", "layout", "'half', 'interleaved'"),
     ("permute_rope_weights", "to", "'half', 'interleaved'"),
     ("permute_rope_weights", "placement", "'leading', 'trailing'"),
@@ -490,6 +500,7 @@ NOT_A_CHOICE = {
     "array": np.array(["half", "leading"]),
 }
 DTYPES = [
+    "RopeConfig.cos_sin",
     "rope_cos_sin",
     "sinusoidal_position_encoding",
     "alibi_slopes",
@@ -583,6 +594,7 @@ SIZES = [
     *too_small(LONGROPE, TRAINED, 2, 1, 0, -1),
     *too_small("RopeConfig.inv_freq", "seq_len", 0, -1),
     *too_small("RopeConfig.attention_factor", "seq_len", 0, -1),
+    *too_small("RopeConfig.cos_sin", "seq_len", 0, -1),
     *too_small("xpos_scale", "positions", 0, -1),
     *too_small("xpos_scale", "rotary_dim", 2, 0, 1, -4),
     *too_long("DynamicNtkScaling", "max_position_embeddings"),
@@ -858,7 +870,7 @@ RULES = [
             axes=(0, 1, 1, 0),
             progression=progression,
         )
-        for progression in ("per_axis", "dealt")
+        for progression in ("per_axis", "alternating")
     ),
     *(
         bad(
@@ -925,22 +937,22 @@ RULES = [
             YARN,
             case,
             ValueError,
-            f"`beta_fast` must be above `beta_slow`, got {fast} and {slow}.",
+            f"`beta_fast` must be at least `beta_slow`, got {fast} and {slow}.",
             beta_fast=fast,
             beta_slow=slow,
         )
-        for case, fast, slow in (("equal", 2.0, 2.0), ("exchanged", 1.0, 32.0))
+        for case, fast, slow in (("just_below", 2.0, 2.5), ("exchanged", 1.0, 32.0))
     ),
     *(
         bad(
             "Llama3Scaling",
             case,
             ValueError,
-            f"`high_freq_factor` must be above `low_freq_factor`, got {high} and {low}.",
+            f"`high_freq_factor` must be at least `low_freq_factor`, got {high} and {low}.",
             high_freq_factor=high,
             low_freq_factor=low,
         )
-        for case, high, low in (("equal", 2.0, 2.0), ("exchanged", 1.0, 4.0))
+        for case, high, low in (("just_below", 2.0, 2.5), ("exchanged", 1.0, 4.0))
     ),
     *(
         bad(
@@ -1089,15 +1101,15 @@ AXES = [
             f"`axes` must be given for the progression '{progression}', got None.",
             progression=progression,
         )
-        for progression in ("per_axis", "dealt")
+        for progression in ("per_axis", "alternating")
     ),
     bad(
         "RopeConfig",
         "unequal",
         ValueError,
-        "`axes` must have as many pairs each for the progression 'dealt', got [3, 1].",
+        "`axes` must have as many pairs each for the progression 'alternating', got [3, 1].",
         axes=(0, 0, 1, 0),
-        progression="dealt",
+        progression="alternating",
     ),
     *(
         bad(
@@ -1371,7 +1383,7 @@ FROM_HF = [
             "RopeConfig.from_hf",
             model,
             ValueError,
-            f"{DESCRIBES.format(repr(model.removesuffix('_text')))}: {reason}.",
+            f"{DESCRIBES.format(repr(model))}: {reason}.",
             config=HF | {"model_type": model} | others,
         )
         for model, reason, others in (
@@ -1384,6 +1396,11 @@ FROM_HF = [
                 "falcon",
                 "it has linear biases (ALiBi) in place of a rotation",
                 {"alibi": True},
+            ),
+            (
+                "zamba2",
+                "it rotates where `use_mem_rope` is True, and that is None",
+                {},
             ),
         )
     ),
@@ -1449,10 +1466,40 @@ FROM_HF = [
         "RopeConfig.from_hf",
         "whole_model",
         ValueError,
-        GIVEN.format(
-            "rope_theta", "default", "only rope_type; give `text_config` alone"
-        ),
+        "`config` must be that of one part of a model, such as `config.text_config`, got "
+        "that of several.",
         config={"model_type": "gemma3", "text_config": HF},
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "flat_where_layers_differ",
+        ValueError,
+        "`rope_parameters` must be nested by layer type for this model, whose layers "
+        "differ, got flat keys.",
+        config={"model_type": "laguna", "head_dim": 8, "rope_theta": 1e4},
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "no_local_base",
+        ValueError,
+        "`rope_local_base_freq` must be given beside rope parameters that are not nested "
+        "by layer type, got None.",
+        config={"model_type": "gemma3_text", "head_dim": 8, "rope_theta": 1e4},
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "bases_by_layer",
+        ValueError,
+        "`layer_rope_theta` must be `rope_theta` or 0 in every layer, got [20.0].",
+        config=HF | {"layer_rope_theta": [1e4, 0, 20.0]},
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "default_of_the_class",
+        ValueError,
+        "`head_dim` must be given for this model, whose class has a default of its own "
+        "for it, got None.",
+        config={"model_type": "qwen3", "rope_theta": 1e4, "hidden_size": 8},
     ),
     *(
         bad(
@@ -1623,7 +1670,58 @@ HOLD = (
     "`scaling` must be a rule that a Hugging Face configuration can hold for {} of 8 "
     "channels, got {}."
 )
-MROPE = "`axes` must be those of `mrope_axes` to have a form in a Hugging Face configuration, got {}."
+CODE = (
+    "`model_type` must be of a model whose code has this {}, which a configuration does "
+    "not hold, got {!r}."
+)
+OF_A_CONFIG = [
+    bad(
+        "RopeConfig.apply",
+        "other_heads",
+        ValueError,
+        "`x` must have heads of 10 channels, got shape (5, 8).",
+        self=config(10),
+        x=floats(5, 8),
+    ),
+    bad(
+        "RopeConfig.cos_sin",
+        "no_length",
+        ValueError,
+        "`seq_len` must be given for DynamicNtkScaling, got None.",
+        self=config(scaling=made("DynamicNtkScaling", 2.0, 4)),
+    ),
+    bad(
+        "RopeConfig.cos_sin",
+        "exact_at_an_array",
+        TypeError,
+        "`seq_len` must be an int for exact angles, whose frequencies are prepared on the "
+        "host, got an array.",
+        angles="exact",
+        seq_len=ints(4),
+    ),
+    *(
+        bad(
+            "RopeConfig.apply",
+            f"{argument}_{shape}",
+            ValueError,
+            sentence.format(shape),
+            **{argument: floats(*shape)},
+        )
+        for argument, sentence, shapes in (
+            (
+                "x",
+                "`x` must have heads of 8 channels, got shape {}.",
+                ((2, 5, 3, 10), (2, 5, 3, 4), ()),
+            ),
+            (
+                "cos",
+                "`cos` must have 4 columns, one per pair, got shape {}.",
+                ((5, 2), ()),
+            ),
+        )
+        for shape in shapes
+    ),
+]
 TO_HF = [
     bad(
         "RopeConfig.to_hf",
@@ -1644,15 +1742,23 @@ TO_HF = [
             "RopeConfig.to_hf",
             case,
             ValueError,
-            MROPE.format(axes),
-            self=config(axes=axes, progression=progression),
+            CODE.format(differs, model),
+            self=config(**fields),
+            model_type=model,
         )
-        for case, axes, progression in (
-            ("two_axes", (0, 0, 1, 1), "shared"),
-            ("no_order", (0, 2, 1, 0), "shared"),
-            ("too_much_width", (0, 2, 1, 2), "shared"),
-            ("per_axis", (0, 1, 2, 0), "per_axis"),
-            ("dealt", (0, 0, 1, 1), "dealt"),
+        for case, differs, model, fields in (
+            ("layout", "layout", None, {"layout": "interleaved"}),
+            ("another_layout", "layout", "glm", {}),
+            ("placement", "placement", None, {"placement": "trailing"}),
+            ("direction", "inverse", None, {"inverse": True}),
+            ("no_order", "axes", None, {"axes": (0, 2, 1, 0)}),
+            ("too_much_width", "axes", None, {"axes": (0, 2, 1, 2)}),
+            (
+                "alternating",
+                "progression",
+                None,
+                {"axes": (0, 0, 1, 1), "progression": "alternating"},
+            ),
         )
     ),
 ]
@@ -1917,6 +2023,7 @@ ROWS = [
     *RULES,
     *AXES,
     *FROM_HF,
+    *OF_A_CONFIG,
     *TO_HF,
     *XPOS,
     *TABLES,
@@ -2270,6 +2377,14 @@ X64_OFF = [
 # JAX takes NumPy arrays as host constants; torch takes them only as tables.
 NUMPY = np.ones((2, 5, 3, 8), np.float32)
 TORCH_ONLY = [
+    bad(
+        "rope_cos_sin",
+        "learnt",
+        TypeError,
+        "`inv_freq` must be a constant for exact angles, got one that requires a gradient.",
+        inv_freq=Make(lambda fw: torch.ones(4, requires_grad=True), "learnt"),
+        angles="exact",
+    ),
     bad(
         "apply_rope",
         "numpy",

@@ -65,7 +65,7 @@ def test_rope_cos_sin_exact_is_right_at_many_positions(twin):
     """Against float64 of the wrapped 64-bit product, which is right to 2 ** -64 of a turn per token."""
     positions = np.random.default_rng(2).integers(-(2**31), 2**31, 2**16)
     inv_freq = FREQUENCIES["odd"]
-    turns = np.array(exact_torch.turns(inv_freq.tolist()))
+    turns = np.array(exact_torch.turns(inv_freq))
     angle = (positions[:, None] * turns).astype(np.float64) * (2 * np.pi / 2**64)
     cos, sin = tables(twin, positions, inv_freq)
     assert np.abs(cos - np.cos(angle)).max() <= TWO_UNITS
@@ -86,13 +86,26 @@ def test_turns_are_right(inv_freq):
     with mpmath.workdps(340):
         wrapped = [mpmath.mpf(float(f)) / (2 * mpmath.pi) % 1 for f in inv_freq]
         right = [int(mpmath.nint(turn * 2**64)) % 2**64 for turn in wrapped]
-    assert [int(turn) % 2**64 for turn in exact_torch.turns(inv_freq.tolist())] == right
+    assert [int(turn) % 2**64 for turn in exact_torch.turns(inv_freq)] == right
+
+
+@pytest.mark.parametrize("exact", [exact_torch, exact_jax])
+@pytest.mark.parametrize(("base", "width"), [(10_000.0, 1000), (123.456, 7), (0.5, 64)])
+def test_geometric_turns_are_right(exact, base, width):
+    count = (width + 1) // 2
+    with mpmath.workdps(80):
+        powers = [mpmath.power(base, -mpmath.mpf(2 * i) / width) for i in range(count)]
+        right = [int(mpmath.nint(p / (2 * mpmath.pi) * 2**64)) for p in powers]
+    found = exact.geometric_turns(base, 2, width, count)
+    assert [int(turn) % 2**64 for turn in found] == [turn % 2**64 for turn in right]
 
 
 @each
 def test_phases_have_the_same_bits_in_both(inv_freq):
-    turns = exact_jax.turns(inv_freq.tolist())
-    np.testing.assert_array_equal(turns, exact_torch.turns(inv_freq.tolist()))
+    # Only so that no warning comes of what float32 cannot hold.
+    with jax.enable_x64(True):
+        turns = exact_jax.turns(inv_freq)
+    np.testing.assert_array_equal(turns, exact_torch.turns(inv_freq))
     ours = exact_jax.phase(jnp.asarray(POSITIONS)[:, None], turns)
     theirs = exact_torch.phase(torch.from_numpy(POSITIONS).long()[:, None], turns)
     np.testing.assert_array_equal(ours, theirs.numpy())
@@ -100,7 +113,7 @@ def test_phases_have_the_same_bits_in_both(inv_freq):
 
 @each
 def test_phases_are_right(inv_freq):
-    turns = exact_torch.turns(inv_freq.tolist())
+    turns = exact_torch.turns(inv_freq)
     found = exact_torch.phase(torch.from_numpy(POSITIONS).long()[:, None], turns)
     for position, row in zip(POSITIONS.tolist(), found.tolist(), strict=True):
         for turn, phase in zip(turns.tolist(), row, strict=True):

@@ -21,6 +21,9 @@ import posenc_torch
 from .hf_models import Rotary, configs_with_rope, rotaries
 from .twins import TWINS
 
+# Every model here is in the table of `_hf_models.py`.
+pytestmark = pytest.mark.filterwarnings("error:.*is not known:UserWarning")
+
 UNIT = 2.0**-24
 
 # What no RopeConfig describes: from_hf refuses it.
@@ -274,27 +277,50 @@ def test_to_hf_gives_it_back(rotary: Rotary):
     config, module = rotary.build()
     for layer in layers_of(config, module):
         read = posenc_torch.RopeConfig.from_hf(config, layer_type=layer)
-        if read.axes is not None and not in_sections(read):
-            with pytest.raises(
-                ValueError, match="`axes` must be those of `mrope_axes`"
-            ):
-                read.to_hf()
-            continue
-        written = read.to_hf()
-        code = {
-            name: getattr(read, name) for name in ("layout", "placement", "inverse")
-        }
-        back = posenc_torch.RopeConfig.from_hf(written)
-        assert dataclasses.replace(back, **code) == read
+        written = read.to_hf(config.model_type or None)
+        assert posenc_torch.RopeConfig.from_hf(written) == read
 
 
-def in_sections(read: Any) -> bool:
-    sections = tuple(read.axes.count(axis) for axis in range(max(read.axes) + 1))
-    # Taken in turn, an axis never has more pairs than the one before it.
-    falling = sections == tuple(sorted(sections, reverse=True))
-    orders = ("chunked", "interleaved") if falling else ("chunked",)
-    return (
-        read.progression == "shared"
-        and len(sections) == 3
-        and any(posenc_torch.mrope_axes(sections, order=o) == read.axes for o in orders)
+def test_roformer_rotates_neighbours_by_its_sinusoids():
+    """The paper's own model has no rotary class: it takes a sinusoidal table apart."""
+    from transformers.models.roformer import modeling_roformer as roformer
+
+    config = roformer.RoFormerConfig()
+    read = posenc_torch.RopeConfig.from_hf(config)
+    width = config.hidden_size // config.num_attention_heads
+    embedding = roformer.RoFormerSinusoidalPositionalEmbedding(
+        config.max_position_embeddings, width
     )
+    table = embedding.create_weight()
+    x = np.random.default_rng(0).normal(size=(1, len(table), 2, width))
+    x = x.astype(np.float32)
+    heads = torch.from_numpy(x).transpose(1, 2)
+    rotate = roformer.RoFormerSelfAttention.apply_rotary_position_embeddings
+    theirs, _ = rotate(table[None, None], heads, heads)
+    # Their table is float64, rounded once; our angle is off by a unit of the frequency and one of the product.
+    limit = 2 * UNIT * len(table) + 4 * UNIT
+    for twin in TWINS:
+        cos, sin = twin.call("rope_cos_sin", np.arange(len(table)), read.inv_freq())
+        ours = twin.call_heads("apply_rope", x, cos, sin, count=1, layout=read.layout)
+        error = np.abs(ours - theirs.transpose(1, 2).numpy())
+        assert error.max() <= limit * 2 * np.abs(x).max()
+
+
+def test_nested_truncate_is_heeded():
+    """transformers 5.24 reads YaRN's `truncate` beside the layer types, where nested parameters never have it."""
+    from transformers.models.olmo3 import modeling_olmo3 as olmo3
+
+    rope = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 5e5, "truncate": False}
+    rope["original_max_position_embeddings"] = 8192
+    layer = "full_attention"
+    plain = {"rope_type": "default", "rope_theta": 5e5}
+    config = olmo3.Olmo3Config(
+        rope_parameters={layer: rope, "sliding_attention": plain}
+    )
+    held = olmo3.Olmo3RotaryEmbedding(config).full_attention_inv_freq.numpy()
+    read = posenc_torch.RopeConfig.from_hf(config, layer_type=layer)
+    rounded = dataclasses.replace(
+        read, scaling=dataclasses.replace(read.scaling, truncate=True)
+    )
+    np.testing.assert_allclose(held, rounded.inv_freq(), rtol=their_error(read))
+    assert np.abs(held / read.inv_freq() - 1).max() > 1e-3

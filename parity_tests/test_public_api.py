@@ -70,7 +70,7 @@ DIFFERENT_TEXTS = {
 
 
 # Files without an array in them.
-SAME_TEXT = ("_hf", "_progression", "rope_axes")
+SAME_TEXT = ("_hf", "_hf_models", "_progression", "rope_axes")
 
 
 def stems(package: str) -> set[str]:

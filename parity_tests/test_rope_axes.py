@@ -267,7 +267,7 @@ MODELS = [
         "PixtralVisionRotaryEmbedding",
         "PixtralVisionConfig",
         PIXTRAL,
-        {"head_dim": 64, "axes": blocks(0, 1, pairs=16), "progression": "dealt"},
+        {"head_dim": 64, "axes": blocks(0, 1, pairs=16), "progression": "alternating"},
     ),
     Model(
         "kimi_k25-vision",

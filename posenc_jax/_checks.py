@@ -234,7 +234,7 @@ def check_sections(name: str, sections: Any, order: str) -> None:
         )
 
 
-def as_exact_frequencies(name: str, table: Any) -> list[float]:
+def as_exact_frequencies(name: str, table: Any) -> np.ndarray:
     """Finite host values: exact angles are prepared in integers, before any program runs."""
     if is_traced(table):
         raise TypeError(
@@ -244,7 +244,7 @@ def as_exact_frequencies(name: str, table: Any) -> list[float]:
     host = np.asarray(table)
     if not np.isfinite(host).all():
         raise ValueError(f"`{name}` must be finite for exact angles, got {host}.")
-    return host.tolist()
+    return host
 
 
 def check_exact(positions: Array, dtype: Any) -> None:

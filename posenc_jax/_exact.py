@@ -15,12 +15,14 @@ No library's sine comes into it: the error is the same at every position and on 
 from __future__ import annotations
 
 import decimal
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from ._checks import as_exact_frequencies
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Int64
@@ -38,20 +40,21 @@ QUARTER = 2**30
 C0, C1, C2, C3 = 0.5, 0.06657558, 0.00407093, 0.00014975
 
 
-def turns(inv_freq: Sequence[float]) -> Int64[np.ndarray, " n"]:
+def turns(inv_freq: Float[np.ndarray | Array, " n"]) -> Int64[np.ndarray, " n"]:
     """Turns per token, modulo one, in units of 2 ** -64, rounded to nearest.
 
     Args:
-        inv_freq: Finite frequencies, radians per token, taken as exactly what their bits say.
+        inv_freq: Radians per token, taken as exactly what their bits say.
     Returns:
         NumPy array [n], from -2 ** 63 to 2 ** 63 - 1.
+    Raises:
+        TypeError: if `inv_freq` is traced, or neither float32 nor float64.
+        ValueError: if `inv_freq` is not finite.
     """
-    units = []
-    for frequency in inv_freq:
-        numerator, denominator = frequency.as_integer_ratio()
-        # The denominator is a power of two.
-        units.append(_units(numerator, denominator.bit_length() - 1))
-    return np.array(units, np.int64)
+    host = as_exact_frequencies("inv_freq", inv_freq)
+    mantissas, exponents = np.frexp(host.astype(np.float64))
+    integers = np.ldexp(mantissas, 53).astype(np.int64)
+    return _wrapped(zip(integers.tolist(), (53 - exponents).tolist(), strict=True))
 
 
 def geometric_turns(
@@ -65,17 +68,17 @@ def geometric_turns(
     with decimal.localcontext(decimal.Context(prec=digits)):
         exponent = decimal.Decimal(-numerator) / denominator
         ratio = int(decimal.Decimal(base) ** exponent * 2**bits)
-    units, power = [], 1 << bits
-    for _ in range(count):
-        units.append(_units(power, bits))
-        power = power * ratio >> bits
-    return np.array(units, np.int64)
+    powers = [1 << bits]
+    while len(powers) < count:
+        powers.append(powers[-1] * ratio >> bits)
+    return _wrapped((power, bits) for power in powers[:count])
 
 
-def _units(numerator: int, bits: int) -> int:
-    """The turns of numerator / 2 ** bits radians, in units of 2 ** -64, wrapped to 64 bits with a sign."""
-    twice = numerator * PER_RADIAN >> BITS + bits - 65
-    return ((twice + 1 >> 1) + 2**63) % 2**64 - 2**63
+def _wrapped(radians: Iterable[tuple[int, int]]) -> Int64[np.ndarray, " n"]:
+    """The turns of numerator / 2 ** bits radians, modulo one."""
+    twice = [n * PER_RADIAN >> BITS + bits - 65 for n, bits in radians]
+    units = [(units + 1 >> 1) % 2**64 for units in twice]
+    return np.array(units, np.uint64).astype(np.int64)
 
 
 def _pi() -> int:
@@ -129,8 +132,11 @@ def cos_sin(
 ) -> tuple[Float[Array, "*positions n"], Float[Array, "*positions n"]]:
     """Cosine and sine of position * turns, times `scale`, float32, for positions that fit int32.
 
-    The last axis of the positions may be 1.
+    The last axis of the positions may be 1. A traced int64 position that does not fit gives NaN.
     """
+    if positions.dtype == jnp.int64:
+        scale = jnp.where(positions == positions.astype(jnp.int32), scale, jnp.nan)
+        scale = scale.astype(jnp.float32)
     phases = phase(positions, turns)
     return _minus_cosine(phases, -scale), _minus_cosine(phases + QUARTER, scale)
 

@@ -20,7 +20,7 @@ from ._checks import (
 from .alibi import KINDS, Kind
 from .attention import dot_product_attention
 from .positions import position_range
-from .rope import RopeConfig, apply_rope, rope_cos_sin
+from .rope import RopeConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,20 +167,7 @@ def _rotate(
     positions = as_positions(f"{name}_positions", positions)
     check_fits(f"{name}_positions", positions.shape, (*batch, seq), exact=1)
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
-    cos, sin = rope_cos_sin(
-        positions,
-        rope.inv_freq(seq_len, dtype=dtype),
-        attention_factor=rope.attention_factor(seq_len),
-        dtype=dtype,
-    )
-    return apply_rope(
-        x,
-        cos,
-        sin,
-        layout=rope.layout,
-        placement=rope.placement,
-        inverse=rope.inverse,
-    )
+    return rope.apply(x, *rope.cos_sin(positions, seq_len, dtype=dtype))
 
 
 def _check_rope(rope: Any, seq_len: Any) -> None:

@@ -33,7 +33,6 @@ from .learned import (
     init_position_table,
     learned_position_encoding,
 )
-from .rope import rope_cos_sin
 from .rope_scaling import Scaling
 from .sinusoidal import (
     Layout,
@@ -202,7 +201,7 @@ class RotaryPositionEmbedding(nnx.Module):
         dim: Channels that rotate in each head, even.
         max_seq_len: Usual length, tokens. Nothing is stored, so it has no effect; it is here for the twin's sake.
         base: Base of the geometric progression of wavelengths.
-        scaling: A rule of `rope_scaling` that does not depend on the length, or None. The tables have its magnitude.
+        scaling: A rule of `rope_scaling` that does not depend on the length, or None. The tables have its factor.
         dtype: float32 or float64, of the tables.
     Raises:
         TypeError, ValueError: if `dim` is not even, a size is below 1, `base` not positive, or `scaling` another rule.
@@ -254,10 +253,7 @@ class RotaryPositionEmbedding(nnx.Module):
             ValueError: if nothing is given, x has too few axes, or `positions` and also `seq_len` or `offset`.
         """
         at = rope_positions(x, seq_len, positions, offset)
-        factor = self.config.attention_factor()
-        return rope_cos_sin(
-            at, self.inv_freq, attention_factor=factor, dtype=self.dtype
-        )
+        return self.config.cos_sin(at, dtype=self.dtype)
 
 
 class AlibiPositionEmbedding(nnx.Module):

@@ -27,7 +27,6 @@ from jax import Array
 from . import _exact, _hf
 from ._checks import (
     as_axes,
-    as_exact_frequencies,
     as_floating,
     as_length,
     as_positions,
@@ -64,26 +63,22 @@ __all__ = [
 Pairing = Literal["half", "interleaved"]
 Layout = Literal["half", "interleaved", "interleaved_to_half"]
 Placement = Literal["leading", "trailing"]
-Progression = Literal["shared", "per_axis", "dealt"]
+Progression = Literal["shared", "per_axis", "alternating"]
 Angles = Literal["float32", "exact"]
 
 PAIRINGS = ("half", "interleaved")
 LAYOUTS = (*PAIRINGS, "interleaved_to_half")
 PLACEMENTS = ("leading", "trailing")
-PROGRESSIONS = ("shared", "per_axis", "dealt")
+PROGRESSIONS = ("shared", "per_axis", "alternating")
 ANGLES = ("float32", "exact")
-LARGEST = 2.0**127  # that float32 is sure to hold
+LARGEST = 2.0**127  # float32 holds any number below it
 
 
 @dataclass(frozen=True)
 class RopeConfig:
     """The static description of one rotary embedding; hashable, so it can be a static argument.
 
-    Its fields are what the functions take:
-
-        cos, sin = rope_cos_sin(positions, config.inv_freq(), axes=config.axes,
-                                attention_factor=config.attention_factor())
-        apply_rope(x, cos, sin, layout=config.layout, placement=config.placement, inverse=config.inverse)
+    `cos_sin` makes its tables and `apply` rotates by them; its fields are what the functions beneath take.
 
     Args:
         head_dim: Channels per head, D.
@@ -98,7 +93,7 @@ class RopeConfig:
         axes: Where positions have several coordinates, which of them each pair takes: n ints from 0 (`mrope_axes`).
         progression: Which frequency each pair takes where there are `axes`: "shared", that of its number among all
             (M-RoPE); "per_axis", that of its number among the pairs of its axis, each axis having a progression of
-            its own (Qwen2-VL's vision tower, FLUX, DINOv3); "dealt", one progression dealt out in turn (Pixtral).
+            its own (Qwen2-VL's vision tower, FLUX, DINOv3); "alternating", those of one progression in turn (Pixtral).
     Raises:
         ValueError, TypeError: if a field is out of its range or type, or the fields do not fit each other.
     """
@@ -146,7 +141,8 @@ class RopeConfig:
             [n], radians per token: NumPy, or the framework's array where `seq_len` is one and the rule depends on it.
         Raises:
             TypeError: if dtype is neither float, or `seq_len` is not an integer.
-            ValueError: if `seq_len` is needed and missing, negative, or beyond int32, or a frequency is not finite.
+            ValueError: if `seq_len` is needed and missing, an int that is negative or beyond int32, or a frequency
+                is not finite.
         """
         dtype = host_dtype("dtype", dtype)
         seq_len = self._seq_len(seq_len)
@@ -166,7 +162,7 @@ class RopeConfig:
     def attention_factor(
         self, seq_len: int | Int[Array, ""] | None = None
     ) -> float | Float[Array, ""]:
-        """The magnitude that `scaling` asks for, for `rope_cos_sin` to multiply both tables by; 1 for most rules.
+        """The factor that `scaling` asks for, by which `rope_cos_sin` multiplies both tables; 1 for most rules.
 
         It stays apart from the rotation. Multiplying the tables scales the logits by its square, of queries and keys;
         where only some channels of a head rotate, only their part.
@@ -179,7 +175,71 @@ class RopeConfig:
             TypeError, ValueError: as `inv_freq`.
         """
         seq_len = self._seq_len(seq_len)
-        return 1.0 if self.scaling is None else self.scaling._magnitude(seq_len)
+        return 1.0 if self.scaling is None else self.scaling._attention_factor(seq_len)
+
+    def cos_sin(
+        self,
+        positions: int | Real[Array, "*positions"],
+        seq_len: int | Int[Array, ""] | None = None,
+        *,
+        angles: Angles = "float32",
+        dtype: Any = jnp.float32,
+    ) -> tuple[Float[Array, "*positions n"], Float[Array, "*positions n"]]:
+        """Tabulate the cosine and sine of every pair: `rope_cos_sin` with this configuration's frequencies.
+
+        Args:
+            positions: As for `rope_cos_sin`; [*positions, axes] where there are `axes`.
+            seq_len: As for `inv_freq`.
+            angles: "float32" or "exact", which takes the frequencies in float64 and wants a constant `seq_len`.
+            dtype: float32 or float64, of the arithmetic and of the tables.
+        Returns:
+            cos and sin, [*positions, n], in `dtype`, times the attention factor.
+        Raises:
+            TypeError, ValueError: as `rope_cos_sin` and `inv_freq`.
+        """
+        check_table_dtype("dtype", dtype)
+        check_choice("angles", angles, ANGLES)
+        exact = angles == "exact"
+        if exact and is_array(seq_len):
+            raise TypeError(
+                "`seq_len` must be an int for exact angles, whose frequencies are prepared "
+                "on the host, got an array."
+            )
+        return rope_cos_sin(
+            positions,
+            self.inv_freq(seq_len, dtype="float64" if exact else dtype),
+            attention_factor=self.attention_factor(seq_len),
+            axes=self.axes,
+            angles=angles,
+            dtype=dtype,
+        )
+
+    def apply(
+        self,
+        x: Float[Array, "*batch seq heads head_dim"],
+        cos: Float[Array, "*positions n"],
+        sin: Float[Array, "*positions n"],
+    ) -> Float[Array, "*batch seq heads head_dim"]:
+        """Rotate queries or keys: `apply_rope` with this configuration's layout, placement and direction.
+
+        Args:
+            x: As for `apply_rope`, with heads of `head_dim` channels.
+            cos, sin: As from `cos_sin`.
+        Returns:
+            Rotated x, same shape and dtype.
+        Raises:
+            TypeError, ValueError: as `apply_rope`; if x has heads of another width, or the tables of other pairs.
+        """
+        x, cos = as_floating("x", x), as_floating("cos", cos)
+        _check_heads(x, cos, self.head_dim, self._width // 2)
+        return apply_rope(
+            x,
+            cos,
+            sin,
+            layout=self.layout,
+            placement=self.placement,
+            inverse=self.inverse,
+        )
 
     @classmethod
     def from_hf(cls, config: Any, *, layer_type: str | None = None) -> RopeConfig:
@@ -192,6 +252,10 @@ class RopeConfig:
         model that is not in it is taken to rotate halves, as Llama; the tests try every model of transformers.
 
         `head_dim` is that of the model's rotary embedding: for DeepSeek's latent attention, the slice that rotates.
+
+        Positions are the caller's, with coordinates in the last axis. Vision towers count rows and columns from 0
+        (Llama 4 and EfficientLoFTR from 1, with Llama 4's class token at 0, 0); DINOv3 and its kin take
+        `2 * pi * patch_centres(height, width)`.
 
         Args:
             config: A configuration object, or a dict such as the contents of `config.json`, where that leaves no key to
@@ -210,17 +274,20 @@ class RopeConfig:
         """
         return cls(**_hf.read(config, layer_type))
 
-    def to_hf(self) -> Mapping[str, Any]:
-        """The configuration keys that `from_hf` reads, in Hugging Face's current form.
+    def to_hf(self, model_type: str | None = None) -> Mapping[str, Any]:
+        """The configuration keys from which `from_hf` gives this back, in Hugging Face's current form.
 
-        Layout, placement, direction and progression are not among them: in Hugging Face's models they are in the code.
+        Layout, placement, direction and the order of the axes are not among them: they are in each model's code.
 
+        Args:
+            model_type: The model; None means one that rotates halves, as Llama.
         Returns:
-            A dict with `head_dim`, `rope_parameters` and, where a rule needs it, `max_position_embeddings`.
+            A dict with `head_dim`, `rope_parameters`, `model_type` if given and, where a rule needs it,
+            `max_position_embeddings`.
         Raises:
-            ValueError: if `axes` or `scaling` has no such form.
+            ValueError: if the model's code does otherwise than this says, or a rule has no form in a configuration.
         """
-        return _hf.write(self)
+        return _hf.write(self, model_type)
 
     @property
     def _width(self) -> int:
@@ -232,7 +299,7 @@ class RopeConfig:
         if self.axes is None or self.progression == "shared":
             return whole
         number = [self.axes[:i].count(axis) for i, axis in enumerate(self.axes)]
-        if self.progression == "dealt":
+        if self.progression == "alternating":
             count = max(self.axes) + 1
             return [
                 whole[n * count + a] for n, a in zip(number, self.axes, strict=True)
@@ -267,7 +334,7 @@ def rope_cos_sin(
         positions: Token positions: an int n for 0..n-1, or an array of integers of any shape. With `axes`, an array
             [*positions, axes] of coordinates, integers or float32 or float64 (patch centres).
         inv_freq: Radians per token, [n], float32 or float64: `RopeConfig.inv_freq()` or a checkpoint's own.
-        attention_factor: Scale of both tables, the magnitude that YaRN and LongRoPE ask for: see
+        attention_factor: Scale of both tables, as YaRN and LongRoPE ask for: see
             `RopeConfig.attention_factor`.
         axes: Which coordinate of the position each pair takes, n ints from 0: `RopeConfig.axes`.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32 model does;
@@ -302,7 +369,7 @@ def rope_cos_sin(
     factor = jnp.asarray(attention_factor, dtype)
     if angles == "exact":
         check_exact(positions, dtype)
-        turns = _exact.turns(as_exact_frequencies("inv_freq", frequencies))
+        turns = _exact.turns(frequencies)
         cos, sin = _exact.cos_sin(positions, turns, factor)
         return _computed_once(cos), _computed_once(sin)
     # A broadcast product, never a matmul: TF32 or bfloat16 passes would round the positions.
@@ -542,10 +609,10 @@ def _rotate_by_matrix(
     def over_head(table: Array) -> Array:
         return jnp.pad(table, [(0, 0)] * (table.ndim - 1) + [around])
 
-    if pairings[0] != pairings[1]:
-        x = moved(x, source)  # in its own dtype, which is exact and cheap
+    # In the dtype of x a permutation is exact and cheap.
+    given = x if pairings[0] == pairings[1] else moved(x, source)
     dtype = compute_dtype(x, cos, sin)
-    wide, cos, sin = (part.astype(dtype) for part in (x, cos, sin))
+    wide, cos, sin = (part.astype(dtype) for part in (given, cos, sin))
     rotated = wide * over_head(_join_pairs(cos, cos, pairings[1]))
     swapped = moved(wide, np.roll(target, width // 2))
     rotated = rotated + swapped * over_head(_join_pairs(-sin, sin, pairings[1]))
@@ -637,9 +704,9 @@ def _check_progression(
         return
     _check_axis_count(axes, pairs)
     counts = [axes.count(axis) for axis in range(max(axes) + 1)]
-    if progression == "dealt" and len(set(counts)) > 1:
+    if progression == "alternating" and len(set(counts)) > 1:
         raise ValueError(
-            f"`axes` must have as many pairs each for the progression 'dealt', "
+            f"`axes` must have as many pairs each for the progression 'alternating', "
             f"got {counts}."
         )
 
@@ -658,6 +725,17 @@ def _check_axes(axes: tuple[int, ...], positions: Array, pairs: int) -> None:
         raise ValueError(
             f"`positions` must be [..., {count}], one coordinate for each of `axes`, "
             f"got shape {tuple(positions.shape)}."
+        )
+
+
+def _check_heads(x: Array, cos: Array, head_dim: int, pairs: int) -> None:
+    if x.ndim < 1 or x.shape[-1] != head_dim:
+        raise ValueError(
+            f"`x` must have heads of {head_dim} channels, got shape {tuple(x.shape)}."
+        )
+    if cos.ndim < 1 or cos.shape[-1] != pairs:
+        raise ValueError(
+            f"`cos` must have {pairs} columns, one per pair, got shape {tuple(cos.shape)}."
         )
 
 

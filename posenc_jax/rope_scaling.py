@@ -4,7 +4,7 @@ Every rule replaces the plain frequencies
 
     f[i] = base ** (-2 i / d),    i = 0 .. d/2 - 1
 
-by others, and some also ask for a magnitude, the attention factor, by which both tables are multiplied.
+by others, and some also ask for an attention factor, by which both tables are multiplied.
 
     d  rotary_dim                                  s  factor
     L  seq_len: the length attended over, tokens   L0 original_max_position_embeddings, tokens
@@ -49,8 +49,8 @@ __all__ = [
 class Scaling:
     """What all rules are: the type of `RopeConfig.scaling`.
 
-    `RopeConfig` asks a rule for its frequencies and its magnitude, at a `seq_len` that is None, an int, or a scalar
-    array whose value may be traced.
+    `RopeConfig` asks a rule for its frequencies and its attention factor, at a `seq_len` that is None, an int, or a
+    scalar array whose value may be traced.
     """
 
     needs_seq_len = False
@@ -64,7 +64,7 @@ class Scaling:
         """Radians per token of each pair: Python floats, or an array where `seq_len` is one."""
         return geometric(base, rotary_dim)
 
-    def _magnitude(self, seq_len: Any) -> float | Array:
+    def _attention_factor(self, seq_len: Any) -> float | Array:
         """The attention factor, likewise."""
         return 1.0
 
@@ -140,7 +140,7 @@ class DynamicNtkScaling(Scaling):
     Raises:
         TypeError, ValueError: if a field is not a positive number; in a config, if fewer than 4 channels rotate.
     Source:
-        emozilla, 2023; arXiv:2309.00071, appendix B.2. Hugging Face's "dynamic".
+        emozilla, 2023; arXiv:2309.00071, section 3.3. Hugging Face's "dynamic".
     """
 
     factor: float
@@ -165,7 +165,7 @@ class DynamicNtkScaling(Scaling):
             growth = math.log1p(self.factor * max(seq_len - trained, 0) / trained)
             terms = zip(plain, exponents, strict=True)
             return [f * math.exp(e * growth) for f, e in terms]
-        excess = _as_real(jnp.maximum(seq_len - trained, 0))
+        excess = _as_real(jnp.maximum(seq_len, trained) - trained)
         growth = jnp.log1p(self.factor / trained * excess)
         stretch = jnp.exp(_as_real(exponents) * growth)
         return _as_real(plain) * stretch
@@ -173,14 +173,15 @@ class DynamicNtkScaling(Scaling):
 
 @dataclass(frozen=True)
 class YarnScaling(Scaling):
-    """YaRN: fast pairs as trained, slow pairs interpolated, a ramp between, and a larger magnitude.
+    """YaRN: fast pairs as trained, slow pairs interpolated, a ramp between, and an attention factor.
 
         (1 - ramp[i]) f[i] + ramp[i] f[i] / s
         ramp[i] = clip((i - low) / (high - low), 0, 1)
         low = c(beta_fast), high = c(beta_slow),    c(r) = d ln(L0 / (2 pi r)) / (2 ln base)
 
-    c(r) is the pair that turns r times in L0 tokens. low and high are rounded outwards if `truncate`, and kept within
-    0 and d - 1 (not d/2 - 1: that is how the authors and every implementation in use have it).
+    c(r) is the pair that turns r times in L0 tokens. (The paper's ramp is linear in the turns; the authors' code, and
+    all that follow it, is linear in the number of the pair, as here.) low and high are rounded outwards if `truncate`,
+    and kept within 0 and d - 1 (not d/2 - 1: that is how the authors and every implementation in use have it).
 
     The attention factor is `attention_factor` if given; the ratio of `yarn_mscale(s, mscale)` to
     `yarn_mscale(s, mscale_all_dim)` if both are given and neither is 0; `yarn_mscale(s)` otherwise.
@@ -191,17 +192,17 @@ class YarnScaling(Scaling):
     Args:
         factor: The factor s.
         original_max_position_embeddings: The trained length L0, tokens.
-        attention_factor: The magnitude, where the configuration gives one.
+        attention_factor: The attention factor, where the configuration gives one.
         beta_fast: Turns in L0 tokens from which a pair stays as trained.
         beta_slow: Turns in L0 tokens below which a pair is interpolated.
-        mscale: Weight of the logarithm in the numerator of the magnitude.
+        mscale: Weight of the logarithm in the numerator of the attention factor.
         mscale_all_dim: Weight of the logarithm in its denominator.
         truncate: Round the ends of the ramp to whole pairs. False in gpt-oss.
     Raises:
         TypeError, ValueError: if a field is not a positive number (`mscale` and `mscale_all_dim` may be 0), or
-            `beta_fast` is not above `beta_slow`; in a config, if the base is not above 1.
+            `beta_fast` is below `beta_slow`; in a config, if the base is not above 1.
     Source:
-        Peng et al., 2023, arXiv:2309.00071, section 3.2 and eq. 21-22. Hugging Face's "yarn".
+        Peng et al., 2023, arXiv:2309.00071, section 3.4. Hugging Face's "yarn".
     """
 
     factor: float
@@ -224,9 +225,9 @@ class YarnScaling(Scaling):
             if type(getattr(self, name)) not in (int, float) or getattr(self, name):
                 _as_numbers(self, name, optional=True)
         check_flag("truncate", self.truncate)
-        if self.beta_fast <= self.beta_slow:
+        if self.beta_fast < self.beta_slow:
             raise ValueError(
-                f"`beta_fast` must be above `beta_slow`, "
+                f"`beta_fast` must be at least `beta_slow`, "
                 f"got {self.beta_fast} and {self.beta_slow}."
             )
 
@@ -251,7 +252,7 @@ class YarnScaling(Scaling):
         terms = zip(plain, ramp, strict=True)
         return [f / self.factor * r + f * (1 - r) for f, r in terms]
 
-    def _magnitude(self, seq_len: Any) -> float | Array:
+    def _attention_factor(self, seq_len: Any) -> float | Array:
         if self.attention_factor is not None:
             return float(self.attention_factor)
         if self.mscale and self.mscale_all_dim:
@@ -267,7 +268,7 @@ class YarnScaling(Scaling):
 
 @dataclass(frozen=True)
 class LongRopeScaling(Scaling):
-    """LongRoPE: a factor searched for each pair, one set up to L0 and another above it, and a larger magnitude.
+    """LongRoPE: a factor searched for each pair, one set up to L0 and another above it, and an attention factor.
 
         f[i] / short_factor[i]    if L <= L0
         f[i] / long_factor[i]     if L >  L0
@@ -283,14 +284,14 @@ class LongRopeScaling(Scaling):
         long_factor: Divisors above L0, one for each pair.
         original_max_position_embeddings: The trained length L0, tokens.
         factor: The factor s, as a rule `max_position_embeddings` / L0.
-        attention_factor: The magnitude, where the configuration gives one.
-        short_mscale: The magnitude up to L0 (PhiMoE).
-        long_mscale: The magnitude above L0 (PhiMoE).
+        attention_factor: The attention factor, where the configuration gives one.
+        short_mscale: The attention factor up to L0 (PhiMoE).
+        long_mscale: The attention factor above L0 (PhiMoE).
     Raises:
         TypeError, ValueError: if a field or a divisor is not a positive number, only one mscale is given, or one with
             `attention_factor`; in a config, if there is not one divisor for each pair.
     Source:
-        Ding et al., 2024, arXiv:2402.13753; the magnitude from microsoft/LongRoPE. Hugging Face's "longrope" (Phi-3).
+        Ding et al., 2024, arXiv:2402.13753; the attention factor from microsoft/LongRoPE. Hugging Face's "longrope".
     """
 
     short_factor: tuple[float, ...]
@@ -313,7 +314,7 @@ class LongRopeScaling(Scaling):
             for i, divisor in enumerate(divisors):
                 check_positive(f"{name}[{i}]", divisor)
             object.__setattr__(self, name, tuple(map(float, divisors)))
-        # At 1 the magnitude would divide by ln 1.
+        # At 1 the attention factor would divide by ln 1.
         trained = self.original_max_position_embeddings
         check_length("original_max_position_embeddings", trained, at_least=2)
         _as_numbers(self, "factor")
@@ -348,7 +349,7 @@ class LongRopeScaling(Scaling):
         )
         return self._choose(short, long, seq_len)
 
-    def _magnitude(self, seq_len: Any) -> float | Array:
+    def _attention_factor(self, seq_len: Any) -> float | Array:
         if self.short_mscale is not None and self.long_mscale is not None:
             return self._choose(self.short_mscale, self.long_mscale, seq_len)
         if self.attention_factor is not None:
@@ -378,7 +379,7 @@ class Llama3Scaling(Scaling):
         high_freq_factor: Turns in L0 tokens from which a pair stays as trained.
         original_max_position_embeddings: The trained length L0, tokens.
     Raises:
-        TypeError, ValueError: if a field is not a positive number, or the high factor is not above the low one.
+        TypeError, ValueError: if a field is not a positive number, or the high factor is below the low one.
     Source:
         meta-llama/llama-models, `apply_scaling`. Hugging Face's "llama3".
     """
@@ -393,9 +394,9 @@ class Llama3Scaling(Scaling):
         check_length(
             "original_max_position_embeddings", self.original_max_position_embeddings
         )
-        if self.high_freq_factor <= self.low_freq_factor:
+        if self.high_freq_factor < self.low_freq_factor:
             raise ValueError(
-                f"`high_freq_factor` must be above `low_freq_factor`, "
+                f"`high_freq_factor` must be at least `low_freq_factor`, "
                 f"got {self.high_freq_factor} and {self.low_freq_factor}."
             )
 
@@ -406,7 +407,9 @@ class Llama3Scaling(Scaling):
         scaled = []
         for f in geometric(base, rotary_dim):
             turns = self.original_max_position_embeddings * f / (2 * math.pi)
-            smooth = min(max((turns - low) / (high - low), 0), 1)
+            # Llama 4 has both factors 1: a step.
+            blend = (turns - low) / (high - low) if high > low else turns >= low
+            smooth = min(max(blend, 0), 1)
             scaled.append((1 - smooth) * f / self.factor + smooth * f)
         return scaled
 
@@ -461,7 +464,7 @@ class ProportionalScaling(Scaling):
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's magnitude: 0.1 mscale ln(factor) + 1, and 1 where nothing is stretched.
+    """YaRN's attention factor: 0.1 mscale ln(factor) + 1, and 1 where nothing is stretched.
 
     Args:
         factor: How many times longer the context is.

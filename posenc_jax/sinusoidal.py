@@ -111,8 +111,9 @@ def sinusoidal_position_encoding(
         pairs = jnp.stack((sin[..., : dim // 2], cos), -1)
         pairs = pairs.reshape(*positions.shape, 2 * (dim // 2))
         columns = jnp.concatenate((pairs, sin[..., dim // 2 :]), -1)
-    zeros = jnp.zeros((*positions.shape, dim - columns.shape[-1]), dtype)
-    return jnp.concatenate((columns, zeros), -1)
+    missing = dim - columns.shape[-1]
+    around = [(0, 0)] * positions.ndim + [(0, missing)]
+    return jnp.pad(columns, around) if missing else columns
 
 
 def add_position_encoding(

@@ -223,14 +223,18 @@ def check_sections(name: str, sections: Any, order: str) -> None:
         )
 
 
-@torch.compiler.disable()
-def as_exact_frequencies(name: str, table: Any) -> list[float]:
+def as_exact_frequencies(name: str, table: Any) -> np.ndarray:
     """Finite host values: exact angles are prepared in integers, before any program runs."""
     as_table(name, table, torch.device("cpu"))
+    if is_array(table) and table.requires_grad:
+        raise TypeError(
+            f"`{name}` must be a constant for exact angles, got one that requires a "
+            f"gradient."
+        )
     host = np.asarray(table.detach().cpu() if is_array(table) else table)
     if not np.isfinite(host).all():
         raise ValueError(f"`{name}` must be finite for exact angles, got {host}.")
-    return host.tolist()
+    return host
 
 
 def check_exact(positions: Tensor, dtype: Any) -> None:

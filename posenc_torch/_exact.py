@@ -15,12 +15,14 @@ No library's sine comes into it: the error is the same at every position and on 
 from __future__ import annotations
 
 import decimal
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ._checks import as_exact_frequencies
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Int64
@@ -38,22 +40,26 @@ QUARTER = 2**30
 C0, C1, C2, C3 = 0.5, 0.06657558, 0.00407093, 0.00014975
 
 
-def turns(inv_freq: Sequence[float]) -> Int64[np.ndarray, " n"]:
+# Breaks the graph of a compiled program: as a constant of it, a frequency that changes would stay the first one.
+@torch.compiler.disable()
+def turns(inv_freq: Float[np.ndarray | Tensor, " n"]) -> Int64[np.ndarray, " n"]:
     """Turns per token, modulo one, in units of 2 ** -64, rounded to nearest.
 
     Args:
-        inv_freq: Finite frequencies, radians per token, taken as exactly what their bits say.
+        inv_freq: Radians per token, taken as exactly what their bits say.
     Returns:
         NumPy array [n], from -2 ** 63 to 2 ** 63 - 1.
+    Raises:
+        TypeError: if `inv_freq` is traced, or neither float32 nor float64.
+        ValueError: if `inv_freq` is not finite.
     """
-    units = []
-    for frequency in inv_freq:
-        numerator, denominator = frequency.as_integer_ratio()
-        # The denominator is a power of two.
-        units.append(_units(numerator, denominator.bit_length() - 1))
-    return np.array(units, np.int64)
+    host = as_exact_frequencies("inv_freq", inv_freq)
+    mantissas, exponents = np.frexp(host.astype(np.float64))
+    integers = np.ldexp(mantissas, 53).astype(np.int64)
+    return _wrapped(zip(integers.tolist(), (53 - exponents).tolist(), strict=True))
 
 
+# Its arguments are constants of a compiled program, which is compiled again where they change.
 @torch.compiler.assume_constant_result
 def geometric_turns(
     base: float, numerator: int, denominator: int, count: int
@@ -66,17 +72,17 @@ def geometric_turns(
     with decimal.localcontext(decimal.Context(prec=digits)):
         exponent = decimal.Decimal(-numerator) / denominator
         ratio = int(decimal.Decimal(base) ** exponent * 2**bits)
-    units, power = [], 1 << bits
-    for _ in range(count):
-        units.append(_units(power, bits))
-        power = power * ratio >> bits
-    return np.array(units, np.int64)
+    powers = [1 << bits]
+    while len(powers) < count:
+        powers.append(powers[-1] * ratio >> bits)
+    return _wrapped((power, bits) for power in powers[:count])
 
 
-def _units(numerator: int, bits: int) -> int:
-    """The turns of numerator / 2 ** bits radians, in units of 2 ** -64, wrapped to 64 bits with a sign."""
-    twice = numerator * PER_RADIAN >> BITS + bits - 65
-    return ((twice + 1 >> 1) + 2**63) % 2**64 - 2**63
+def _wrapped(radians: Iterable[tuple[int, int]]) -> Int64[np.ndarray, " n"]:
+    """The turns of numerator / 2 ** bits radians, modulo one."""
+    twice = [n * PER_RADIAN >> BITS + bits - 65 for n, bits in radians]
+    units = [(units + 1 >> 1) % 2**64 for units in twice]
+    return np.array(units, np.uint64).astype(np.int64)
 
 
 def _pi() -> int:
@@ -147,6 +153,6 @@ def _minus_cosine(phases: Tensor, scale: float, square: Tensor, tail: Tensor) ->
     # In units of 2 ** -30, until the end; `square` is -y.
     t = phases.abs_().sub_(QUARTER).to(torch.float32)
     square.fill_(-1).addcmul_(t, t, value=2.0**-60)
-    tail.fill_(-C2).add_(square, alpha=C3).mul_(square).add_(C1)
+    tail.fill_(C1).add_(square, alpha=-C2).addcmul_(square, square, value=C3)
     tail.mul_(square).sub_(C0).mul_(square)
     return t.addcmul_(t, tail).mul_(2.0**-30 * scale)

@@ -7,6 +7,7 @@ is in both packages.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from ._checks import (
     check_size,
     describe,
 )
+from ._hf_models import MODELS, Model, rows_first
 from .rope_axes import mrope_axes
 from .rope_scaling import (
     DynamicNtkScaling,
@@ -32,149 +34,6 @@ from .rope_scaling import (
 )
 
 __all__ = ["read", "write"]
-
-# What a model's code does and its configuration does not say, by `model_type` (without a final "_text"). -------------
-
-# Pairs (2i, 2i + 1). All others form pairs (i, i + n).
-INTERLEAVED = frozenset(
-    {
-        "blt",
-        "blt_global_transformer",
-        "blt_local_decoder",
-        "blt_local_encoder",
-        "blt_patcher",
-        "codegen",
-        "cohere",
-        "cohere2",
-        "cohere2_moe",
-        "deepseek_v2",
-        "deepseek_v4",
-        "edgetam_video",
-        "efficientloftr",
-        "ernie4_5",
-        "ernie4_5_moe",
-        "ernie4_5_vl_moe",
-        "glm",
-        "glm4",
-        "glm4v",
-        "glm_ocr",
-        "gptj",
-        "helium",
-        "hy_v4_vl",
-        "inkling2_vision",
-        "llama4",
-        "llama4_vision_model",
-        "moonshine",
-        "moonshine_streaming",
-        "openai_privacy_filter",
-        "pe_audio_encoder",
-        "pe_audio_video_encoder",
-        "pe_video_encoder",
-        "sam2_video",
-        "sam3_tracker_video",
-        "sam3_vit_model",
-    }
-)
-# Pairs (2i, 2i + 1), written as (i, i + n), unless the configuration says otherwise by `rope_interleave`.
-INTERLEAVED_TO_HALF = frozenset(
-    {
-        "axk1",
-        "axk2",
-        "bailing_hybrid",
-        "deepseek_v3",
-        "deepseek_v32",
-        "dots3_note",
-        "glm4_moe_lite",
-        "glm_moe_dsa",
-        "longcat_flash",
-        "mistral4",
-        "mistral_large4",
-        "sarvam_mla",
-        "youtu",
-    }
-)
-TRAILING = frozenset({"deepseek_v4"})
-INVERSE = frozenset({"nanochat"})
-
-# The part of a head that rotates where `partial_rotary_factor` is absent.
-PARTIAL = MappingProxyType(
-    {
-        "bamba": 0.5,
-        "dots3_note_audio_encoder": 0.5,
-        "glm": 0.5,
-        "glm4": 0.5,
-        "glm4_moe": 0.5,
-        "glm4v_moe": 0.5,
-        "glmasr_encoder": 0.5,
-        "gpt_neox": 0.25,
-        "mimo_v2_flash": 0.334,
-        "moonshine": 0.9,
-        "nemotron": 0.5,
-        "persimmon": 0.5,
-        "phi": 0.5,
-        "qwen3_5": 0.25,
-        "qwen3_5_moe": 0.25,
-        "qwen3_next": 0.25,
-        "recurrent_gemma": 0.5,
-        "stablelm": 0.25,
-    }
-)
-
-# How M-RoPE shares the pairs out, and into what sections where `mrope_section` is absent.
-MROPE: Mapping[str, tuple[Any, tuple[int, ...]]] = MappingProxyType(
-    {
-        "cohere_compass": ("interleaved", (24, 20, 20)),
-        "cosmos3_edge": ("interleaved", (24, 20, 20)),
-        "ernie4_5_vl_moe": ("ernie", (22, 22, 20)),
-        "glm4v": ("chunked", (8, 12, 12)),
-        "glm4v_moe": ("chunked", (8, 12, 12)),
-        "glm_image": ("chunked", (8, 12, 12)),
-        "glm_ocr": ("chunked", (8, 12, 12)),
-        "hy_v4_vl": ("interleaved", (24, 20, 20)),
-        "paddleocr_vl": ("chunked", (16, 24, 24)),
-        "qwen2_5_omni": ("chunked", (16, 24, 24)),
-        "qwen2_5_vl": ("chunked", (16, 24, 24)),
-        "qwen2_vl": ("chunked", (16, 24, 24)),
-        "qwen3_5": ("interleaved", (11, 11, 10)),
-        "qwen3_5_moe": ("interleaved", (11, 11, 10)),
-        "qwen3_omni_moe": ("interleaved", (24, 20, 20)),
-        "qwen3_vl": ("interleaved", (24, 20, 20)),
-        "qwen3_vl_moe": ("interleaved", (24, 20, 20)),
-        "qwen4_exp": ("interleaved", (11, 11, 10)),
-    }
-)
-
-# Models whose pairs turn with rows and columns although their rope type is the default one.
-UNNAMED_AXIAL = frozenset(
-    {
-        "dinov3_vit",
-        "efficientloftr",
-        "eomt_dinov3",
-        "llama4_vision_model",
-        "sapiens2",
-    }
-)
-# Those that do not put the rows' pairs before the columns': pairs per axis -> axes.
-AXIAL: Mapping[str, Callable[[int], tuple[int, ...]]] = MappingProxyType(
-    {
-        "efficientloftr": lambda n: (0, 1) * n,
-        "inkling2_vision": lambda n: (1,) * n + (0,) * n,
-        "kimi_k25_vision": lambda n: (1, 0) * n,
-        "llama4_vision_model": lambda n: (1,) * n + (0,) * n,
-        "minimax_m3_vl_vision": lambda n: (0,) * n + (1,) * n + (2,) * n,
-        "neomme": lambda n: (0, 1) * n,
-        "step3p5_vision": lambda n: (1,) * n + (0,) * n,
-    }
-)
-
-UNLIKE = MappingProxyType(
-    {
-        "gemma4_vision": "it rotates halves within the channels of each axis",
-        "hunyuan_vl": "the two channels of a pair turn by angles of different axes",
-        "musicflamingo": "its angles are products of two times",
-        "vjepa2": "the two channels of a pair turn by different angles",
-    }
-)
 
 # The keys of `rope_parameters` that a type uses: those it must have, and others.
 ALWAYS = frozenset(
@@ -215,14 +74,34 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     }
 )
 TRAINED = "original_max_position_embeddings"
+FIELDS = (
+    "head_dim",
+    "base",
+    "rotary_dim",
+    "layout",
+    "placement",
+    "inverse",
+    "scaling",
+    "axes",
+    "progression",
+)
 # Older names of types.
 RENAMED = MappingProxyType({"su": "longrope", "mrope": "default"})
-# Keys among them that a model's attention reads.
-ELSEWHERE = MappingProxyType(
-    {
-        "ministral3": {"llama_4_scaling_beta", "max_position_embeddings"},
-        "mistral4": {"llama_4_scaling_beta", "max_position_embeddings"},
-    }
+
+# Keys beside them that are used, or say which layers rotate and how they are trained.
+BESIDE = (
+    "layer_rope_theta",
+    "memory_attention_rope_dropout",
+    "memory_attention_rope_feat_sizes",
+    "memory_attention_rope_k_sizes",
+    "no_rope_layer_interval",
+    "no_rope_layers",
+    "qk_rope_head_dim",
+    "rope_interleave",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_scaling_layers",
+    "rotary",
 )
 
 # Other names of the keys beside them, first come first served.
@@ -254,35 +133,46 @@ def read(config: Any, layer_type: str | None) -> dict[str, Any]:
     """The fields of `RopeConfig` for a configuration object or dict."""
     get = _getter(config)
     model = _model(get)
-    rope = _parameters(get, layer_type)
-    head_dim, width = _widths(get, layer_type, rope, model)
+    _check_unread(config, model)
+    rope = _parameters(get, layer_type, model)
+    head_dim, width = _widths(_of_type(get, layer_type), rope, model)
+    layout = model.layout
+    if layout == "interleaved_to_half" and get("rope_interleave") is False:
+        layout = "half"
     fields = {
         "head_dim": head_dim,
         "base": rope["rope_theta"],
         "rotary_dim": width,
-        "layout": _layout(get, model),
-        "placement": "trailing" if model in TRAILING else "leading",
-        "inverse": model in INVERSE,
+        "layout": layout,
+        "placement": model.placement,
+        "inverse": model.inverse,
         "scaling": _scaling(get, rope),
     }
     return fields | _axes(rope, model, width)
 
 
-def write(config: Any) -> dict[str, Any]:
-    """The configuration of a `RopeConfig`, in the current form."""
-    scaling = config.scaling
+def write(config: Any, model_type: str | None) -> dict[str, Any]:
+    """The configuration of a `RopeConfig`, in the current form, from which `read` gives the same."""
     rope: dict[str, Any] = {"rope_type": _type(config), "rope_theta": config.base}
     written: dict[str, Any] = {"head_dim": config.head_dim, "rope_parameters": rope}
-    if config.rotary_dim != config.head_dim:
+    if model_type is not None:
+        written["model_type"] = model_type
+    model = _row(model_type or "") or Model()
+    if model.only_if is not None:
+        written |= [model.only_if]
+    if config.rotary_dim != config.head_dim or model.partial != 1:
         rope["partial_rotary_factor"] = _part(config.rotary_dim, config.head_dim)
-    if scaling is not None:
-        for name, value in vars(scaling).items():
+        if model.reads_rotary_dim:
+            written["rotary_dim"] = config.rotary_dim
+    if config.scaling is not None:
+        for name, value in vars(config.scaling).items():
             if name == "max_position_embeddings":
                 written[name] = value
             elif value is not None:
                 rope[name] = list(value) if isinstance(value, tuple) else value
-    if config.axes is not None:
-        rope |= _mrope_keys(config)
+    if config.axes is not None and config.progression == "shared":
+        rope |= _sections(config.axes, model)
+    _check_written(config, written)
     return written
 
 
@@ -297,18 +187,29 @@ def _getter(config: Any) -> Callable[[str], Any]:
     return lambda key: getattr(config, key, None)
 
 
-def _model(get: Callable[[str], Any]) -> str:
-    model = get("model_type") or ""
-    if not isinstance(model, str):
-        raise TypeError(f"`model_type` must be a string, got {describe(model)}.")
-    model = model.removesuffix("_text")
-    unlike = UNLIKE.get(model)
+def _row(name: str) -> Model | None:
+    return MODELS.get(name) or MODELS.get(name.removesuffix("_text"))
+
+
+def _model(get: Callable[[str], Any]) -> Model:
+    """What is known of the model; halves where nothing is."""
+    name = get("model_type") or ""
+    if not isinstance(name, str):
+        raise TypeError(f"`model_type` must be a string, got {describe(name)}.")
+    model = _row(name)
+    if model is None and name:
+        _warn(f"`model_type` {name!r} is not known: its pairs are taken to be halves.")
+    model = model or Model()
+    unlike = model.unlike
     if get("alibi"):
         unlike = "it has linear biases (ALiBi) in place of a rotation"
+    elif model.only_if is not None and get(model.only_if[0]) != model.only_if[1]:
+        key, value = model.only_if
+        unlike = f"it rotates where `{key}` is {value!r}, and that is {get(key)!r}"
     if unlike is not None:
         raise ValueError(
             f"`config` must be of a model whose rotation a RopeConfig describes, "
-            f"got {model!r}: {unlike}."
+            f"got {name!r}: {unlike}."
         )
     return model
 
@@ -322,11 +223,14 @@ def _named(get: Callable[[str], Any], key: str) -> Any:
 # Rope parameters -----------------------------------------------------------------------------------------------------
 
 
-def _parameters(get: Callable[[str], Any], layer_type: str | None) -> dict[str, Any]:
+def _parameters(
+    get: Callable[[str], Any], layer_type: str | None, model: Model
+) -> dict[str, Any]:
     """The rope parameters of these layers in the current form, flat."""
-    rope = _of_layers(_two_bases(get, _given(get)), layer_type)
+    rope = _of_layers(_by_layer(get, _given(get), model), layer_type)
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    kind = RENAMED.get(kind, kind) if isinstance(kind, str) else kind
+    names = {**RENAMED, **dict(model.types)}
+    kind = names.get(kind, kind) if isinstance(kind, str) else kind
     if kind == "dynamic" and rope.get("alpha") is not None:
         kind = "ntk_alpha"
     check_choice("rope_type", kind, tuple(KEYS))
@@ -335,17 +239,14 @@ def _parameters(get: Callable[[str], Any], layer_type: str | None) -> dict[str, 
     for key in ("rope_theta", "partial_rotary_factor"):
         if rope.get(key) is None and _named(get, key) is not None:
             rope[key] = _named(get, key)
-    model = get("model_type")
-    if model in ("gptj", "codegen"):
-        rope.setdefault("rope_theta", 10_000.0)  # written in their code
-    if model in UNNAMED_AXIAL:
-        rope["rope_type"] = "axial"
+    if model.base is not None:
+        rope.setdefault("rope_theta", model.base)
     # Phi-3 keeps it beside the dict, where it has priority over that of all layers.
     trained = get(TRAINED)
-    wanted = TRAINED in KEYS[rope["rope_type"]][0] and trained is not None
+    wanted = TRAINED in KEYS[kind][0] and trained is not None
     if wanted and (layer_type is None or TRAINED not in rope):
         rope[TRAINED] = trained
-    _check_keys(get, rope)
+    _check_keys(get, rope, model)
     return rope
 
 
@@ -355,6 +256,11 @@ def _given(get: Callable[[str], Any]) -> Mapping[str, Any]:
     for name, rope in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(rope, Mapping):
             raise TypeError(f"`{name}` must be a dict, got {describe(rope)}.")
+    if not (new or old) and get("text_config"):
+        raise ValueError(
+            "`config` must be that of one part of a model, such as `config.text_config`, "
+            "got that of several."
+        )
     if new and old and new != old:
         raise ValueError(
             "`rope_scaling` must not be given beside other `rope_parameters`, "
@@ -363,16 +269,31 @@ def _given(get: Callable[[str], Any]) -> Mapping[str, Any]:
     return new or old
 
 
-def _two_bases(get: Callable[[str], Any], rope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Gemma 3 and ModernBERT used to name the bases of their two layer types one by one."""
-    full, local = get("rope_theta"), get("rope_local_base_freq")
-    if local is None:
-        full, local = get("global_rope_theta"), get("local_rope_theta")
-    if local is None or any(isinstance(value, Mapping) for value in rope.values()):
+def _by_layer(
+    get: Callable[[str], Any], rope: Mapping[str, Any], model: Model
+) -> Mapping[str, Any]:
+    """Nested by layer type, where the model's layers differ and an older configuration says it in flat keys."""
+    old = model.old_layers
+    nested = any(isinstance(value, Mapping) for value in rope.values())
+    if nested or "rope_theta" in rope:
         return rope
+    if model.nested:
+        raise ValueError(
+            "`rope_parameters` must be nested by layer type for this model, whose "
+            "layers differ, got flat keys."
+        )
+    if old is None:
+        return rope
+    bases = {"full_attention": old.full, "sliding_attention": old.sliding}
+    for key in bases.values():
+        if get(key) is None:
+            raise ValueError(
+                f"`{key}` must be given beside rope parameters that are not nested by "
+                f"layer type, got None."
+            )
     return {
-        "full_attention": {"rope_theta": full, **rope},
-        "sliding_attention": {"rope_theta": local},
+        layer: {"rope_theta": get(key), **(rope if layer in old.scaled else {})}
+        for layer, key in bases.items()
     }
 
 
@@ -393,7 +314,9 @@ def _of_layers(rope: Mapping[str, Any], layer_type: str | None) -> dict[str, Any
     return dict(rope[layer_type])
 
 
-def _check_keys(get: Callable[[str], Any], rope: Mapping[str, Any]) -> None:
+def _check_keys(
+    get: Callable[[str], Any], rope: Mapping[str, Any], model: Model
+) -> None:
     kind = rope["rope_type"]
     required, others = KEYS[kind]
     given = {key for key in rope if rope[key] is not None}
@@ -401,23 +324,53 @@ def _check_keys(get: Callable[[str], Any], rope: Mapping[str, Any]) -> None:
         given.add("factor")  # None: the ratio of the lengths
     for key in ("rope_theta", *required):
         if key not in given:
-            part = "; give `text_config` alone" if get("text_config") else ""
             raise ValueError(
                 f"`{key}` must be given for the rope type {kind!r}, "
-                f"got only {', '.join(sorted(given))}{part}."
+                f"got only {', '.join(sorted(given))}."
             )
     check_positive("rope_theta", rope["rope_theta"])
+    others_of_layers = set(get("layer_rope_theta") or ()) - {0, rope["rope_theta"]}
+    if others_of_layers:
+        raise ValueError(
+            f"`layer_rope_theta` must be `rope_theta` or 0 in every layer, "
+            f"got {sorted(others_of_layers)}."
+        )
     # Keys that a model's code reads for other ends, as its configuration class says.
     elsewhere = set(get("ignore_keys_at_rope_validation") or ())
-    elsewhere |= ELSEWHERE.get(get("model_type") or "", set())
+    elsewhere |= set(model.other_keys)
     unused = given - ALWAYS - set(required) - set(others) - elsewhere
     unused -= {"mrope_interleaved"} if "mrope_section" in rope else set()
     if unused:
-        warnings.warn(
-            f"`rope_parameters` of type {kind!r} do not use {', '.join(sorted(unused))}.",
-            UserWarning,
-            stacklevel=5,
+        _warn(
+            f"`rope_parameters` of type {kind!r} do not use {', '.join(sorted(unused))}."
         )
+
+
+def _check_unread(config: Any, model: Model) -> None:
+    """Keys beside the rope parameters that look as if they were some: models outside transformers have their own."""
+    if not isinstance(config, Mapping):
+        return
+    named = (name for names in NAMES.values() for name in names)
+    read = {*BESIDE, *named, *model.other_keys, *(model.only_if or ())[:1]}
+    if model.reads_rotary_dim:
+        read.add("rotary_dim")
+    if model.old_layers is not None:
+        read |= {model.old_layers.full, model.old_layers.sliding}
+    unread = [
+        key
+        for key, value in config.items()
+        if ("rope" in key or "rotary" in key) and value and key not in read
+    ]
+    if unread:
+        _warn(f"`config` has keys that are not used: {', '.join(sorted(unread))}.")
+
+
+def _warn(sentence: str) -> None:
+    """Point at the caller of `RopeConfig.from_hf`."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__package__") == __package__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(sentence, UserWarning, stacklevel=level)
 
 
 def _scaling(get: Callable[[str], Any], rope: Mapping[str, Any]) -> Any:
@@ -462,30 +415,27 @@ def _longest(get: Callable[[str], Any], kind: str) -> int:
 
 
 def _widths(
-    get: Callable[[str], Any],
-    layer_type: str | None,
-    rope: Mapping[str, Any],
-    model: str,
+    get: Callable[[str], Any], rope: Mapping[str, Any], model: Model
 ) -> tuple[int, int]:
     """Channels of a head, and how many of them rotate."""
-    get = _of_type(get, layer_type)
     sliced = get("qk_rope_head_dim")
-    if sliced and model not in TRAILING:  # latent attention keeps the slice apart
+    if sliced and model.placement == "leading":  # latent attention keeps it apart
         check_size("qk_rope_head_dim", sliced)
         return sliced, sliced
-    head_dim = _of_head(get, rope)
+    head_dim = _of_head(get, rope, model)
     check_size("head_dim", head_dim)
-    if model in ("gptj", "codegen"):
-        return head_dim, get("rotary_dim") or head_dim
-    if model == "efficientloftr":  # rotates before heads are split
+    if model is MODELS["efficientloftr"]:  # rotates before heads are split
+        check_size("hidden_size", get("hidden_size"))
         return get("hidden_size"), get("hidden_size")
-    if model == "minimax_m3_vl_vision":
+    if model is MODELS["minimax_m3_vl_vision"]:
         return head_dim, 6 * (head_dim // 6)
     part = rope.get("partial_rotary_factor")
     if rope["rope_type"] == "proportional":
         part = 1.0
+    elif part is None and model.reads_rotary_dim and get("rotary_dim"):
+        return head_dim, get("rotary_dim")
     elif part is None:
-        part = sliced / head_dim if sliced else PARTIAL.get(model, 1.0)
+        part = sliced / head_dim if sliced else model.partial
     check_positive("partial_rotary_factor", part)
     width = int(head_dim * part) if part <= 1 else 0
     if width % 2 or width < 2:
@@ -511,12 +461,17 @@ def _of_type(get: Callable[[str], Any], layer_type: str | None) -> Callable[[str
     return get
 
 
-def _of_head(get: Callable[[str], Any], rope: Mapping[str, Any]) -> Any:
+def _of_head(get: Callable[[str], Any], rope: Mapping[str, Any], model: Model) -> Any:
     if rope["rope_type"] == "proportional" and get("global_head_dim"):
         return get("global_head_dim")
     head_dim = _named(get, "head_dim")
     if head_dim:
         return head_dim
+    if model.own_head_dim:
+        raise ValueError(
+            "`head_dim` must be given for this model, whose class has a default of its "
+            "own for it, got None."
+        )
     if get("memory_attention_hidden_size"):  # SAM 2 rotates in its memory
         names = [
             f"memory_attention_{name}"
@@ -537,30 +492,19 @@ def _of_head(get: Callable[[str], Any], rope: Mapping[str, Any]) -> Any:
     return width // heads
 
 
-def _layout(get: Callable[[str], Any], model: str) -> str:
-    if model in INTERLEAVED_TO_HALF and get("rope_interleave") is not False:
-        return "interleaved_to_half"
-    return "interleaved" if model in INTERLEAVED else "half"
-
-
-def _axes(rope: Mapping[str, Any], model: str, width: int) -> dict[str, Any]:
-    if rope["rope_type"] == "axial":
-        if model == "pixtral":
-            axes = (0,) * (width // 4) + (1,) * (width // 4)
-            return {"axes": axes, "progression": "dealt"}
-        arrange = AXIAL.get(model, lambda n: (0,) * n + (1,) * n)
-        count = max(arrange(1)) + 1
-        return {"axes": arrange(width // 2 // count), "progression": "per_axis"}
-    if model == "neomme":
-        return {"axes": AXIAL[model](width // 4)}
-    order, sections = MROPE.get(model, ("chunked", None))
+def _axes(rope: Mapping[str, Any], model: Model, width: int) -> dict[str, Any]:
+    pairs = width // 2
+    if model.grid is not None or rope["rope_type"] == "axial":
+        grid = model.grid or rows_first
+        axes = grid(pairs // len(grid(1)))
+        return {"axes": axes, "progression": model.progression}
+    order, sections = model.mrope or ("chunked", None)
     sections = rope.get("mrope_section") or sections
     if sections is None:
         return {}
-    if model not in MROPE and rope.get("mrope_interleaved"):
+    if model.mrope is None and rope.get("mrope_interleaved"):
         order = "interleaved"
     check_sections("mrope_section", sections, order)
-    pairs = width // 2
     if order == "interleaved":
         # The sections only bound height and width; time takes the rest.
         high, wide = min(sections[1], (pairs + 1) // 3), min(sections[2], pairs // 3)
@@ -586,7 +530,7 @@ def _type(config: Any) -> str:
         ProportionalScaling: "proportional",
     }
     if config.scaling is None:
-        return "default"
+        return "default" if config.progression == "shared" else "axial"
     kind = names.get(type(config.scaling))
     if kind is None or (
         kind == "proportional" and config.rotary_dim != config.head_dim
@@ -605,19 +549,24 @@ def _part(width: int, head_dim: int) -> float:
     return part if int(head_dim * part) == width else (width + 0.5) / head_dim
 
 
-def _mrope_keys(config: Any) -> dict[str, Any]:
-    axes = config.axes
-    sections = tuple(axes.count(axis) for axis in range(max(axes) + 1))
-    for order in ("chunked", "interleaved"):
-        if config.progression == "shared" and len(sections) == 3:
-            keys = {"mrope_section": list(sections)}
-            if order == "interleaved":
-                keys |= {"mrope_interleaved": True}
-            # Where the sections do not fit the order, it is not the one.
-            with contextlib.suppress(ValueError):
-                if mrope_axes(sections, order=order) == axes:
-                    return keys
-    raise ValueError(
-        f"`axes` must be those of `mrope_axes` to have a form in a Hugging Face "
-        f"configuration, got {axes}."
-    )
+def _sections(axes: tuple[int, ...], model: Model) -> dict[str, Any]:
+    """Pairs of each axis, and whether they are interleaved where the model does not say."""
+    sections = [axes.count(axis) for axis in range(max(axes) + 1)]
+    if model.mrope is not None and model.mrope[0] == "ernie":
+        sections = [*sections[1:], sections[0]]
+    keys: dict[str, Any] = {"mrope_section": sections}
+    if model.mrope is None and axes != tuple(sorted(axes)):
+        keys["mrope_interleaved"] = True
+    return keys
+
+
+def _check_written(config: Any, written: Mapping[str, Any]) -> None:
+    """What a configuration does not hold must be in the model's code."""
+    wanted = {name: getattr(config, name) for name in FIELDS}
+    found = {"axes": None, "progression": "shared"} | read(written, None)
+    differ = [name for name in FIELDS if found.get(name) != wanted[name]]
+    if differ:
+        raise ValueError(
+            f"`model_type` must be of a model whose code has this {', '.join(differ)}, "
+            f"which a configuration does not hold, got {written.get('model_type')!r}."
+        )

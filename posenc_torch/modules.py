@@ -265,7 +265,7 @@ class RotaryPositionEmbedding(_HostConstants):
         dim: Channels that rotate in each head, even.
         max_seq_len: Length of the stored tables, tokens.
         base: Base of the geometric progression of wavelengths.
-        scaling: A rule of `rope_scaling` that does not depend on the length, or None. The tables have its magnitude.
+        scaling: A rule of `rope_scaling` that does not depend on the length, or None. The tables have its factor.
         dtype: float32 or float64, of the tables; casting the module does not change it.
     Raises:
         TypeError, ValueError: if `dim` is not even, a size is below 1, `base` not positive, or `scaling` another rule.

@@ -113,8 +113,8 @@ def sinusoidal_position_encoding(
     else:
         pairs = torch.stack((sin[..., : dim // 2], cos), -1).flatten(-2)
         columns = torch.cat((pairs, sin[..., dim // 2 :]), -1)
-    zeros = columns.new_zeros((*positions.shape, dim - columns.shape[-1]))
-    return torch.cat((columns, zeros), -1)
+    missing = dim - columns.shape[-1]
+    return torch.nn.functional.pad(columns, (0, missing)) if missing else columns
 
 
 def add_position_encoding(
