@@ -1482,16 +1482,48 @@ FROM_HF = [
         "RopeConfig.from_hf",
         "no_local_base",
         ValueError,
-        "`rope_local_base_freq` must be given beside rope parameters that are not nested "
-        "by layer type, got None.",
+        "`rope_local_base_freq` must be given beside rope parameters that do not state the "
+        "base of each layer type, got None.",
         config={"model_type": "gemma3_text", "head_dim": 8, "rope_theta": 1e4},
     ),
     bad(
         "RopeConfig.from_hf",
         "bases_by_layer",
         ValueError,
-        "`layer_rope_theta` must be `rope_theta` or 0 in every layer, got [20.0].",
+        "`layer_rope_theta` must be `rope_theta` or 0 in every layer, got "
+        "[10000.0, 0, 20.0].",
         config=HF | {"layer_rope_theta": [1e4, 0, 20.0]},
+    ),
+    bad(
+        "RopeConfig.from_hf",
+        "no_slice",
+        ValueError,
+        "`qk_rope_head_dim` must be given for this model, got None.",
+        config={"model_type": "deepseek_v3", "head_dim": 8, "rope_theta": 1e4},
+    ),
+    bad(
+        "RopeConfig.to_hf",
+        "number",
+        TypeError,
+        "`model_type` must be a string, got int.",
+        model_type=5,
+    ),
+    bad(
+        "RopeConfig.to_hf",
+        "layers_differ",
+        ValueError,
+        "`rope_parameters` must be nested by layer type for this model, whose layers "
+        "differ, got flat keys.",
+        model_type="gemma4_text",
+    ),
+    bad(
+        "RopeConfig.to_hf",
+        "layers_have_one_base",
+        ValueError,
+        "`model_type` must be of a model whose code has this layout, which a "
+        "configuration does not hold, got 'glm'.",
+        model_type="glm",
+        layer_type="full_attention",
     ),
     bad(
         "RopeConfig.from_hf",

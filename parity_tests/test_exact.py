@@ -323,3 +323,26 @@ def test_rope_cos_sin_exact_has_the_gradient_of_the_attention_factor():
         torch.testing.assert_close(
             1.5 * gradient, table.sum(), atol=table.numel() * TWO_UNITS, rtol=0
         )
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_exact_position_that_cannot_be_seen_gives_nan_beyond_int32():
+    """As DESIGN's policy for what a program cannot look at: in both packages, and only there."""
+    positions = np.array([1, 2**31 - 1, 2**31, 2**40, -(2**31) - 1])
+    outside = np.abs(positions) > 2**31 - 1
+    config = posenc_torch.RopeConfig(8)
+
+    def in_torch(at):
+        return config.cos_sin(at, angles="exact")[1]
+
+    given = torch.from_numpy(positions)
+    compiled = torch.compile(in_torch, backend="eager")(given)
+    mapped = torch.func.vmap(in_torch)(given)
+    with jax.enable_x64(True):
+        traced = jax.jit(
+            lambda at: posenc_jax.RopeConfig(8).cos_sin(at, angles="exact")[1]
+        )(jnp.asarray(positions))
+    for sin in (compiled.numpy(), mapped.numpy(), np.asarray(traced)):
+        np.testing.assert_array_equal(np.isnan(sin), np.tile(outside[:, None], 4))
+    with pytest.raises(ValueError, match="must fit int32"):
+        in_torch(given)

@@ -277,8 +277,8 @@ def test_to_hf_gives_it_back(rotary: Rotary):
     config, module = rotary.build()
     for layer in layers_of(config, module):
         read = posenc_torch.RopeConfig.from_hf(config, layer_type=layer)
-        written = read.to_hf(config.model_type or None)
-        assert posenc_torch.RopeConfig.from_hf(written) == read
+        written = read.to_hf(config.model_type or None, layer_type=layer)
+        assert posenc_torch.RopeConfig.from_hf(written, layer_type=layer) == read
 
 
 def test_roformer_rotates_neighbours_by_its_sinusoids():

@@ -594,7 +594,9 @@ def test_object_made_of_it_says_the_same(form):
 def test_current_form_says_the_same(form, package):
     meant = form.means(package)
     kind = form.contents["model_type"]
-    assert package.RopeConfig.from_hf(meant.to_hf(kind)) == meant
+    layer = form.layer_type
+    written = meant.to_hf(kind, layer_type=layer)
+    assert package.RopeConfig.from_hf(written, layer_type=layer) == meant
 
 
 # Files that leave a key to the default of the model's class, which a dict does not know.
@@ -620,8 +622,8 @@ SPARSE = {
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         },
         "full_attention",
-        "`rope_theta` must be given beside rope parameters that are not nested by layer "
-        "type, got None.",
+        "`rope_theta` must be given beside rope parameters that do not state the base of "
+        "each layer type, got None.",
         lambda p: p.RopeConfig(128, base=1e6, scaling=p.LinearScaling(8.0)),
     ),
 }

@@ -51,7 +51,6 @@ ONE_SIDED_PARAMETERS = {
 # (file, definition): reason that it exists on one side only.
 ONE_SIDED_DEFINITIONS = {
     ("_checks", "is_floating"): "a method of a torch tensor",
-    ("_checks", "is_traced"): "torch has no tracers",
     ("rope", "_rotate_by_matrix"): "a TPU swaps by its matrix unit",
     ("positions", "_check_end"): "without x64, JAX wraps at 2 ** 31",
     ("rope", "_computed_once"): "XLA on a CPU would compute a table for every head",

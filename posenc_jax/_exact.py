@@ -132,7 +132,7 @@ def cos_sin(
 ) -> tuple[Float[Array, "*positions n"], Float[Array, "*positions n"]]:
     """Cosine and sine of position * turns, times `scale`, float32, for positions that fit int32.
 
-    The last axis of the positions may be 1. A traced int64 position that does not fit gives NaN.
+    The last axis of the positions may be 1. A position that cannot be seen and does not fit gives NaN.
     """
     if positions.dtype == jnp.int64:
         scale = jnp.where(positions == positions.astype(jnp.int32), scale, jnp.nan)

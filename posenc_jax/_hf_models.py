@@ -69,6 +69,7 @@ class Model(NamedTuple):
         only_if: It rotates only if this key has this value.
         own_head_dim: Its class has a default `head_dim` of its own, so that a dict must state it.
         nested: Its rope parameters must be nested by layer type.
+        latent: A dict must state `qk_rope_head_dim`, all that rotates.
         unlike: Why no `RopeConfig` describes it.
     """
 
@@ -87,6 +88,7 @@ class Model(NamedTuple):
     only_if: tuple[str, Any] | None = None
     own_head_dim: bool = False
     nested: bool = False
+    latent: bool = False
     unlike: str | None = None
 
 
@@ -99,18 +101,20 @@ MODERNBERT = OldLayers(
 
 # Nothing to say: pairs (i, i + n) of the whole head, or of the part that the configuration names.
 PLAIN = """
-afmoe apertus apertus1p5 arcee aria beam bitnet chameleon csm cwm dbrx deepseek_ocr2 deepseek_ocr2_encoder
-dia_encoder diffllama diffusion_gemma doge dory dots1 embedding_gemma2 emu3_text_model esmc eurobert evolla
-exaone exaone4 exaone_moe falcon falcon_h1 flex_olmo flint gemma gemma2 gemma4 gemma4_unified gpt_neox_japanese
-gpt_oss gradium_phonon_tts granite granite4_vision granite_docling granite_swa granitemoe granitemoe_swa
-granitemoeshared gte higgs_audio_v2 hrm hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax idefics
-internlm2 internlm3 iquestcoder jais2 jetmoe jina_embeddings_v3 kolibri1 kyutai_speech_to_text laguna lara_mini
-lasr_encoder lfm2 lfm2_moe lfm3 llama mellum mimi minicpm3 minimax ministral mistral mixtral
-mllama_text_model molmo2 moshi muse_glimmer muse_glimmer_assistant muse_spark nemotron3_5_transcribe_asr_audio
+afmoe apertus apertus1p5 arcee aria beam bitnet chameleon csm csm_depth_decoder_model cwm dbrx deepseek_ocr2
+deepseek_ocr2_encoder dia_decoder dia_encoder diffllama diffusion_gemma doge dory dots1 embedding_gemma2
+emu3_text_model esmc eurobert evolla exaone exaone4 exaone_moe falcon falcon_h1 flex_olmo flint gemma gemma2
+gemma4 gemma4_unified gpt_neox_japanese gpt_oss gradium_phonon_tts granite granite4_vision granite_docling
+granite_swa granitemoe granitemoe_swa granitemoeshared gte higgs_audio_v2 hrm hunyuan_v1_dense hunyuan_v1_moe
+hy_v3 hy_v4 hyperclovax idefics internlm2 internlm3 iquestcoder jais2 jetmoe jina_embeddings_v3 kolibri1
+kyutai_speech_to_text laguna lara_mini lasr_encoder lfm2 lfm2_moe lfm3 llama mellum mimi mimi_decoder
+mimi_encoder minicpm3 minimax ministral mistral mixtral mllama_text_model molmo2 moshi muse_glimmer
+muse_glimmer_assistant muse_spark nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp
 nemotron3_diarization_audio neucodec nomic_bert olmo olmo2 olmo_hybrid olmoe phi3_v phimoe pocket_tts
-pocket_tts_audio_tokenizer qwen2 qwen2_5_omni_dit qwen2_moe qwen3 qwen3_moe qwen3_omni_moe_talker_code_predictor
-sarvam_moe seed_oss smollm3 solar_open starcoder2 step3p5 t5_gemma_module t5gemma2_encoder timesfm2_5 ultrabert
-unlimited_ocr vaultgemma voxtral_realtime xcodec2 zaya
+pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder qwen2
+qwen2_5_omni_dit qwen2_moe qwen3 qwen3_moe qwen3_omni_moe_talker_code_predictor sarvam_moe seed_oss smollm3
+solar_open starcoder2 step3p5 t5_gemma_module t5gemma2_encoder timesfm2_5 ultrabert unlimited_ocr vaultgemma
+voxtral_realtime voxtral_realtime_encoder xcodec2 zaya
 """
 # Vision towers: rows first, each axis with a progression of its own, of a base that older code had written in it.
 VISION = """
@@ -122,11 +126,11 @@ video_llama_3_vision
 """
 # Their classes have a default `head_dim` that is not what the hidden size and the heads say.
 OWN_HEAD_DIM = """
-afmoe beam cohere2_moe cosmos3_edge cwm dia_encoder diffusion_gemma dory embedding_gemma2 ernie4_5 flint gemma
-gemma2 gemma3 gemma3n gemma4 gemma4_unified glm glm4 gpt_oss helium higgs_audio_v2 hrm hy_v3 jetmoe kolibri1
-laguna lara_mini lfm3 llama4 mellum mimo_v2_flash minimax_m2 minimax_m3_vl ministral3 molmo2
-muse_glimmer_assistant muse_glimmer muse_spark neomme neucodec openai_privacy_filter paddleocr_vl
-pe_audio_encoder pe_audio_video_encoder pe_video_encoder qwen2_5_omni_dit qwen3 qwen3_5_moe qwen3_5 qwen3_next
+afmoe beam cohere2_moe cosmos3_edge cwm deepseek_v4 dia_encoder diffusion_gemma dory embedding_gemma2 ernie4_5
+flint gemma gemma2 gemma3 gemma3n gemma4 gemma4_unified glm glm4 gpt_oss helium higgs_audio_v2 hrm hy_v3 jetmoe
+kolibri1 laguna lara_mini lfm3 llama4 mellum mimo_v2_flash minimax_m2 minimax_m3_vl ministral3 molmo2
+muse_glimmer muse_glimmer_assistant muse_spark neomme neucodec openai_privacy_filter paddleocr_vl
+pe_audio_encoder pe_audio_video_encoder pe_video_encoder qwen2_5_omni_dit qwen3 qwen3_5 qwen3_5_moe qwen3_next
 qwen3_omni_moe_talker_code_predictor qwen3_vl qwen4_exp seed_oss solar_open step3p5 t5_gemma_module t5gemma2
 timesfm2_5 vaultgemma xcodec2 zaya
 """
@@ -233,12 +237,14 @@ ROWS: Mapping[str, Model] = MappingProxyType(
         "phi4_multimodal": Model(types=(("yarn", "longrope"),)),
         "pixtral": Model(grid=rows_first, progression="alternating"),
         "qwen2_5_omni": Model(mrope=("chunked", (16, 24, 24))),
+        "qwen2_5_omni_talker": Model(mrope=("chunked", (16, 24, 24))),
         "qwen2_5_vl": Model(mrope=("chunked", (16, 24, 24))),
         "qwen2_vl": Model(mrope=("chunked", (16, 24, 24))),
         "qwen3_5": Model(partial=0.25, mrope=("interleaved", (11, 11, 10))),
         "qwen3_5_moe": Model(partial=0.25, mrope=("interleaved", (11, 11, 10))),
         "qwen3_next": Model(partial=0.25),
         "qwen3_omni_moe": Model(mrope=("interleaved", (24, 20, 20))),
+        "qwen3_omni_moe_talker": Model(mrope=("interleaved", (24, 20, 20))),
         "qwen3_vl": Model(mrope=("interleaved", (24, 20, 20))),
         "qwen3_vl_moe": Model(mrope=("interleaved", (24, 20, 20))),
         "qwen4_exp": Model(mrope=("interleaved", (11, 11, 10))),
@@ -261,6 +267,11 @@ ROWS: Mapping[str, Model] = MappingProxyType(
     }
 )
 
+# Latent attention: only the slice of `qk_rope_head_dim` channels rotates, and it is kept apart.
+LATENT = """
+axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl
+kimi_k2 longcat_flash minicpm3 mistral4 mistral_large4 sarvam_mla youtu
+"""
 # Layers differ, in more than their bases: flat rope parameters cannot say how.
 NESTED = """
 beam deepseek_v4 diffusion_gemma dory dots3_note embedding_gemma2 gemma4 gemma4_unified laguna lfm3 mellum neomme
@@ -270,7 +281,9 @@ step3p5 ultrabert zaya
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         name: row._replace(
-            own_head_dim=name in OWN_HEAD_DIM.split(), nested=name in NESTED.split()
+            own_head_dim=name in OWN_HEAD_DIM.split(),
+            nested=name in NESTED.split(),
+            latent=name in LATENT.split(),
         )
         for name, row in ROWS.items()
     }

@@ -274,20 +274,23 @@ class RopeConfig:
         """
         return cls(**_hf.read(config, layer_type))
 
-    def to_hf(self, model_type: str | None = None) -> Mapping[str, Any]:
+    def to_hf(
+        self, model_type: str | None = None, *, layer_type: str | None = None
+    ) -> Mapping[str, Any]:
         """The configuration keys from which `from_hf` gives this back, in Hugging Face's current form.
 
         Layout, placement, direction and the order of the axes are not among them: they are in each model's code.
 
         Args:
             model_type: The model; None means one that rotates halves, as Llama.
+            layer_type: Which layers, for a model whose layers differ: the parameters are nested under it.
         Returns:
             A dict with `head_dim`, `rope_parameters`, `model_type` if given and, where a rule needs it,
             `max_position_embeddings`.
         Raises:
             ValueError: if the model's code does otherwise than this says, or a rule has no form in a configuration.
         """
-        return _hf.write(self, model_type)
+        return _hf.write(self, model_type, layer_type)
 
     @property
     def _width(self) -> int:

@@ -26,6 +26,17 @@ def is_array(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor)
 
 
+def is_traced(value: Any) -> bool:
+    """Whether values cannot be seen: in a program being compiled, under vmap, on the meta device."""
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        value.reshape(-1)[:1].tolist()
+    except RuntimeError:
+        return True
+    return False
+
+
 def compute_dtype(*arrays: Tensor) -> torch.dtype:
     """Arithmetic is done in float32, or in float64 where any array is."""
     doubles = any(array.dtype == torch.float64 for array in arrays)
@@ -246,13 +257,9 @@ def check_exact(positions: Tensor, dtype: Any) -> None:
 
 
 def check_int32(name: str, positions: Tensor) -> None:
-    if positions.numel() == 0 or torch.compiler.is_compiling():
+    if is_traced(positions) or positions.numel() == 0:
         return
-    try:
-        low, high = map(int, torch.aminmax(positions))
-    except RuntimeError:
-        # On the meta device and under vmap there is nothing to see.
-        return
+    low, high = map(int, torch.aminmax(positions))
     if low < -(2**31) or high >= 2**31:
         raise ValueError(
             f"`{name}` must fit int32 for exact angles, got {low} to {high}."

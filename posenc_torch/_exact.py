@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._checks import as_exact_frequencies
+from ._checks import as_exact_frequencies, is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Int64
@@ -139,13 +139,17 @@ def cos_sin(
 ) -> tuple[Float[Tensor, "*positions n"], Float[Tensor, "*positions n"]]:
     """Cosine and sine of position * turns, times `scale`, float32, for positions that fit int32.
 
-    The last axis of the positions may be 1.
+    The last axis of the positions may be 1. A position that cannot be seen and does not fit gives NaN.
     """
     phases = phase(positions, turns)
     # On a CPU most of the time goes to fresh memory: two arrays serve both tables, and the rest is done in place.
     scratch = [torch.empty_like(phases, dtype=torch.float32) for _ in range(2)]
     sin = _minus_cosine(phases + QUARTER, scale, *scratch)
-    return _minus_cosine(phases, -scale, *scratch), sin
+    cos = _minus_cosine(phases, -scale, *scratch)
+    if is_traced(positions):
+        outside = positions != positions.to(torch.int32)
+        cos, sin = (table.masked_fill(outside, torch.nan) for table in (cos, sin))
+    return cos, sin
 
 
 def _minus_cosine(phases: Tensor, scale: float, square: Tensor, tail: Tensor) -> Tensor:

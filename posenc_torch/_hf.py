@@ -151,8 +151,12 @@ def read(config: Any, layer_type: str | None) -> dict[str, Any]:
     return fields | _axes(rope, model, width)
 
 
-def write(config: Any, model_type: str | None) -> dict[str, Any]:
+def write(
+    config: Any, model_type: str | None, layer_type: str | None
+) -> dict[str, Any]:
     """The configuration of a `RopeConfig`, in the current form, from which `read` gives the same."""
+    if not isinstance(model_type, str | None):
+        raise TypeError(f"`model_type` must be a string, got {describe(model_type)}.")
     rope: dict[str, Any] = {"rope_type": _type(config), "rope_theta": config.base}
     written: dict[str, Any] = {"head_dim": config.head_dim, "rope_parameters": rope}
     if model_type is not None:
@@ -160,6 +164,10 @@ def write(config: Any, model_type: str | None) -> dict[str, Any]:
     model = _row(model_type or "") or Model()
     if model.only_if is not None:
         written |= [model.only_if]
+    if model.latent:
+        written["qk_rope_head_dim"] = config.head_dim
+    if model is MODELS["efficientloftr"]:
+        written["hidden_size"] = config.head_dim
     if config.rotary_dim != config.head_dim or model.partial != 1:
         rope["partial_rotary_factor"] = _part(config.rotary_dim, config.head_dim)
         if model.reads_rotary_dim:
@@ -172,7 +180,9 @@ def write(config: Any, model_type: str | None) -> dict[str, Any]:
                 rope[name] = list(value) if isinstance(value, tuple) else value
     if config.axes is not None and config.progression == "shared":
         rope |= _sections(config.axes, model)
-    _check_written(config, written)
+    if layer_type is not None:
+        written["rope_parameters"] = {layer_type: rope}
+    _check_written(config, written, layer_type)
     return written
 
 
@@ -273,28 +283,30 @@ def _by_layer(
     get: Callable[[str], Any], rope: Mapping[str, Any], model: Model
 ) -> Mapping[str, Any]:
     """Nested by layer type, where the model's layers differ and an older configuration says it in flat keys."""
-    old = model.old_layers
     nested = any(isinstance(value, Mapping) for value in rope.values())
-    if nested or "rope_theta" in rope:
-        return rope
-    if model.nested:
+    if model.nested and not nested:
         raise ValueError(
             "`rope_parameters` must be nested by layer type for this model, whose "
             "layers differ, got flat keys."
         )
+    old = model.old_layers
     if old is None:
         return rope
-    bases = {"full_attention": old.full, "sliding_attention": old.sliding}
-    for key in bases.values():
+    layers = dict(rope) if nested else dict.fromkeys(old.scaled, rope)
+    for layer, key in (
+        ("full_attention", old.full),
+        ("sliding_attention", old.sliding),
+    ):
+        own = layers.get(layer, None if nested else {})
+        if not isinstance(own, Mapping) or "rope_theta" in own:
+            continue
         if get(key) is None:
             raise ValueError(
-                f"`{key}` must be given beside rope parameters that are not nested by "
-                f"layer type, got None."
+                f"`{key}` must be given beside rope parameters that do not state the base "
+                f"of each layer type, got None."
             )
-    return {
-        layer: {"rope_theta": get(key), **(rope if layer in old.scaled else {})}
-        for layer, key in bases.items()
-    }
+        layers[layer] = {"rope_theta": get(key), **own}
+    return layers
 
 
 def _of_layers(rope: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:
@@ -329,17 +341,17 @@ def _check_keys(
                 f"got only {', '.join(sorted(given))}."
             )
     check_positive("rope_theta", rope["rope_theta"])
-    others_of_layers = set(get("layer_rope_theta") or ()) - {0, rope["rope_theta"]}
-    if others_of_layers:
+    by_layer = get("layer_rope_theta") or ()
+    if any(base not in (0, rope["rope_theta"]) for base in by_layer):
         raise ValueError(
-            f"`layer_rope_theta` must be `rope_theta` or 0 in every layer, "
-            f"got {sorted(others_of_layers)}."
+            f"`layer_rope_theta` must be `rope_theta` or 0 in every layer, got {by_layer}."
         )
     # Keys that a model's code reads for other ends, as its configuration class says.
     elsewhere = set(get("ignore_keys_at_rope_validation") or ())
     elsewhere |= set(model.other_keys)
     unused = given - ALWAYS - set(required) - set(others) - elsewhere
-    unused -= {"mrope_interleaved"} if "mrope_section" in rope else set()
+    if "mrope_section" in rope:
+        unused -= {"interleaved", "mrope_interleaved"}
     if unused:
         _warn(
             f"`rope_parameters` of type {kind!r} do not use {', '.join(sorted(unused))}."
@@ -359,7 +371,8 @@ def _check_unread(config: Any, model: Model) -> None:
     unread = [
         key
         for key, value in config.items()
-        if ("rope" in key or "rotary" in key) and value and key not in read
+        if isinstance(key, str) and ("rope" in key or "rotary" in key)
+        if key not in read and value is not None and value is not False
     ]
     if unread:
         _warn(f"`config` has keys that are not used: {', '.join(sorted(unread))}.")
@@ -419,6 +432,8 @@ def _widths(
 ) -> tuple[int, int]:
     """Channels of a head, and how many of them rotate."""
     sliced = get("qk_rope_head_dim")
+    if model.latent and not sliced:
+        raise ValueError("`qk_rope_head_dim` must be given for this model, got None.")
     if sliced and model.placement == "leading":  # latent attention keeps it apart
         check_size("qk_rope_head_dim", sliced)
         return sliced, sliced
@@ -453,7 +468,9 @@ def _of_type(get: Callable[[str], Any], layer_type: str | None) -> Callable[[str
         return get
     if isinstance(layers, Mapping):
         types = get("layer_types") or ()
-        own = next((layers[i] for i in layers if types[int(i)] == layer_type), {})
+        of_type = (str(i) for i, kind in enumerate(types) if kind == layer_type)
+        found = {str(int(i)): own for i, own in layers.items() if str(i).isdecimal()}
+        own = next((found[i] for i in of_type if i in found), {})
         return lambda key: own[key] if key in own else get(key)
     # Where layers of one type differ in other things, the object refuses.
     with contextlib.suppress(ValueError):
@@ -560,10 +577,12 @@ def _sections(axes: tuple[int, ...], model: Model) -> dict[str, Any]:
     return keys
 
 
-def _check_written(config: Any, written: Mapping[str, Any]) -> None:
+def _check_written(
+    config: Any, written: Mapping[str, Any], layer_type: str | None
+) -> None:
     """What a configuration does not hold must be in the model's code."""
     wanted = {name: getattr(config, name) for name in FIELDS}
-    found = {"axes": None, "progression": "shared"} | read(written, None)
+    found = {"axes": None, "progression": "shared"} | read(written, layer_type)
     differ = [name for name in FIELDS if found.get(name) != wanted[name]]
     if differ:
         raise ValueError(
