@@ -221,7 +221,7 @@ def test_rope_cos_sin_exact_under_jit_compiles_once():
         return posenc_jax.rope_cos_sin(positions, inv_freq, angles="exact")
 
     for offset in (0, 5, 2**31 - 4):
-        positions = np.arange(4, dtype=np.int32) + np.int32(offset - 0)
+        positions = np.arange(4, dtype=np.int32) + np.int32(offset)
         eager = posenc_jax.rope_cos_sin(
             positions, FREQUENCIES["float64"], angles="exact"
         )

@@ -73,18 +73,18 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
         "proportional": (("partial_rotary_factor",), ("factor",)),
     }
 )
-TRAINED = "original_max_position_embeddings"
-FIELDS = (
-    "head_dim",
-    "base",
-    "rotary_dim",
-    "layout",
-    "placement",
-    "inverse",
-    "scaling",
-    "axes",
-    "progression",
+RULES: Mapping[str, Any] = MappingProxyType(
+    {
+        "linear": LinearScaling,
+        "dynamic": DynamicNtkScaling,
+        "ntk_alpha": NtkScaling,
+        "yarn": YarnScaling,
+        "longrope": LongRopeScaling,
+        "llama3": Llama3Scaling,
+        "proportional": ProportionalScaling,
+    }
 )
+TRAINED = "original_max_position_embeddings"
 # Older names of types.
 RENAMED = MappingProxyType({"su": "longrope", "mrope": "default"})
 
@@ -392,25 +392,17 @@ def _scaling(get: Callable[[str], Any], rope: Mapping[str, Any]) -> Any:
     given = {
         key: rope[key] for key in (*required, *others) if rope.get(key) is not None
     }
-    if kind == "linear":
-        return LinearScaling(**given)
-    if kind == "ntk_alpha":
-        return NtkScaling(given["alpha"])
-    if kind == "dynamic":
-        return DynamicNtkScaling(**given, max_position_embeddings=_longest(get, kind))
-    if kind == "llama3":
-        return Llama3Scaling(**given)
-    if kind == "proportional":
-        return ProportionalScaling(**given)
-    if kind not in ("yarn", "longrope"):
+    if kind not in RULES:
         return None
-    trained = given["original_max_position_embeddings"]
-    check_length("original_max_position_embeddings", trained)
-    if "factor" not in given:
+    if kind == "ntk_alpha":
+        given.pop("factor", None)  # published beside alpha, and not used
+    if kind == "dynamic":
+        given["max_position_embeddings"] = _longest(get, kind)
+    if kind in ("yarn", "longrope") and "factor" not in given:
+        trained = given[TRAINED]
+        check_length(TRAINED, trained)
         given["factor"] = _longest(get, kind) / trained
-    if kind == "yarn":
-        return YarnScaling(**given)
-    return LongRopeScaling(**given)
+    return RULES[kind](**given)
 
 
 def _longest(get: Callable[[str], Any], kind: str) -> int:
@@ -537,18 +529,10 @@ def _axes(rope: Mapping[str, Any], model: Model, width: int) -> dict[str, Any]:
 
 
 def _type(config: Any) -> str:
-    names = {
-        LinearScaling: "linear",
-        NtkScaling: "dynamic",
-        DynamicNtkScaling: "dynamic",
-        YarnScaling: "yarn",
-        LongRopeScaling: "longrope",
-        Llama3Scaling: "llama3",
-        ProportionalScaling: "proportional",
-    }
     if config.scaling is None:
         return "default" if config.progression == "shared" else "axial"
-    kind = names.get(type(config.scaling))
+    kinds = {rule: kind for kind, rule in RULES.items()}
+    kind = kinds.get(type(config.scaling))
     if kind is None or (
         kind == "proportional" and config.rotary_dim != config.head_dim
     ):
@@ -557,7 +541,7 @@ def _type(config: Any) -> str:
             f"{config.rotary_dim} of {config.head_dim} channels, "
             f"got {type(config.scaling).__name__}."
         )
-    return kind
+    return "dynamic" if kind == "ntk_alpha" else kind  # as it is published
 
 
 def _part(width: int, head_dim: int) -> float:
@@ -581,9 +565,8 @@ def _check_written(
     config: Any, written: Mapping[str, Any], layer_type: str | None
 ) -> None:
     """What a configuration does not hold must be in the model's code."""
-    wanted = {name: getattr(config, name) for name in FIELDS}
     found = {"axes": None, "progression": "shared"} | read(written, layer_type)
-    differ = [name for name in FIELDS if found.get(name) != wanted[name]]
+    differ = [name for name, value in vars(config).items() if found[name] != value]
     if differ:
         raise ValueError(
             f"`model_type` must be of a model whose code has this {', '.join(differ)}, "
