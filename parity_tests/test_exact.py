@@ -346,3 +346,17 @@ def test_exact_position_that_cannot_be_seen_gives_nan_beyond_int32():
         np.testing.assert_array_equal(np.isnan(sin), np.tile(outside[:, None], 4))
     with pytest.raises(ValueError, match="must fit int32"):
         in_torch(given)
+
+
+@both
+def test_config_cos_sin_exact_takes_its_frequencies_in_float64(twin):
+    """Those of float32 are off by radians near 2 ** 31."""
+    config = twin.package.RopeConfig(24, base=500_000.0)
+    made = config.cos_sin(twin.array(POSITIONS), angles="exact")
+    wide, narrow = (
+        tables(twin, POSITIONS, config.inv_freq(dtype=name))
+        for name in ("float64", "float32")
+    )
+    for table, right, wrong in zip(made, wide, narrow, strict=True):
+        np.testing.assert_array_equal(np.asarray(table), right)
+        assert np.abs(right - wrong).max() > 0.1

@@ -137,13 +137,7 @@ def test_from_hf_gives_the_model_s_tables(rotary: Rotary):
         for twin in TWINS:
             theirs = twin.package.RopeConfig.from_hf(config, layer_type=layer)
             assert dataclasses.asdict(theirs) == dataclasses.asdict(read)
-            made = twin.call(
-                "rope_cos_sin",
-                positions,
-                theirs.inv_freq(length),
-                attention_factor=theirs.attention_factor(length),
-                axes=axes,
-            )
+            made = map(np.asarray, theirs.cos_sin(twin.array(positions), length))
             for table, right in zip(made, (cos, sin), strict=True):
                 assert table.shape == right.shape
                 excess = np.abs(table.astype(np.float64) - right) - limit
@@ -195,16 +189,9 @@ def test_from_hf_gives_the_model_s_rotation(rotary: Rotary):
     # Two products and a sum, of |x| up to its largest; theirs may be rounded in another order.
     limit = 4 * UNIT * 2 * np.abs(x).max() * max(1.0, float(np.abs(cos).max()))
     for twin in TWINS:
-        turned = twin.call_heads(
-            "apply_rope",
-            x[None],
-            cos,
-            sin,
-            count=1,
-            layout=read.layout,
-            placement=read.placement,
-            inverse=read.inverse,
-        )
+        ours = twin.package.RopeConfig.from_hf(config, layer_type=layer)
+        given = (twin.heads(twin.array(x[None])), twin.array(cos), twin.array(sin))
+        turned = np.asarray(twin.heads(ours.apply(*given)))
         np.testing.assert_allclose(turned[0], theirs, rtol=0, atol=limit)
 
 
