@@ -1,6 +1,7 @@
-"""Which models' rotary embeddings `RopeConfig.from_hf` covers, by how they rotate: `python -m parity_tests.families`.
+"""What models do, as calls of this library: `python -m parity_tests.families`.
 
-Printed from the installed transformers, so the table says what test_from_hf.py tests.
+The first table is which models' rotary embeddings `RopeConfig.from_hf` covers, by how they rotate: printed from the
+installed transformers, so it says what test_from_hf.py tests. The second is what test_variants.py runs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import posenc_jax
 
 from .test_from_hf import ALL, REFUSED, WITHOUT_CONFIG, layers_of
+from .test_variants import VARIANTS
 
 __all__ = ["main"]
 
@@ -42,7 +44,21 @@ def rotation(config: Any, layers: list[str | None]) -> str:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print both tables."""
+    print_rotations()
+    print()
+    print_variants()
+
+
+def print_variants() -> None:
+    print(f"{len(VARIANTS)} variants of sinusoidal, learned and ALiBi encodings\n")
+    print("| models and libraries | call | against |")
+    print("|---|---|---|")
+    for variant in VARIANTS:
+        print(f"| {variant.who} | `{variant.call}` | {variant.source} |")
+
+
+def print_rotations() -> None:
     groups = defaultdict(set)
     left_out = {**REFUSED, **WITHOUT_CONFIG, **UNNAMED}
     covered = [rotary for rotary in ALL if str(rotary) not in left_out]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .instrument import Pair, oracles
-from .instrument.bounded import Bounded, stack
+from .instrument.bounded import Bounded, stack, where
 from .instrument.inputs import PROFILES, positions
 
 __all__ = ["pairs"]
@@ -58,9 +58,8 @@ def _sinusoidal(pj: Any, pt: Any, layout: str, spacing: str, dim: int) -> Pair:
         out = oracles.sinusoid(t, dim, **static)
 
         def vjp(g: Any) -> Any:
-            cotangent = g["out"].value
             return {
-                "times": oracles.sinusoid_times_gradient(cotangent, t, dim, **static)
+                "times": oracles.sinusoid_times_gradient(g["out"], t, dim, **static)
             }
 
         return {"out": out}, vjp
@@ -82,10 +81,163 @@ def _sinusoidal(pj: Any, pt: Any, layout: str, spacing: str, dim: int) -> Pair:
     )
 
 
+# Two coordinates, the second one's block first, an odd block, and a base for each.
+GRID = {"axes": (1, 0), "base": (BASE, 10_000.0), "angle_scale": 2.5}
+GRID_DIM = 14
+
+
+def _sinusoidal_grid(pj: Any, pt: Any, layout: str, spacing: str) -> Pair:
+    """Coordinates of two axes, and a learnt amplitude."""
+    static = {**GRID, "layout": layout, "spacing": spacing}
+    width = GRID_DIM // 2
+    across = layout == "half_across_axes"
+    within = "half" if across else layout
+    # Where the columns of the two blocks stand in the whole.
+    order = np.arange(GRID_DIM)
+    if across:
+        sines = width - width // 2 if spacing == "next_even" else width // 2
+        block = np.arange(width)
+        rank = np.where(block < sines, 0, np.where(block < sines + width // 2, 1, 2))
+        order = np.argsort(np.concatenate((rank, rank)), kind="stable")
+
+    def side(package: Any, float64: Any, float32: Any) -> Any:
+        def encode(times: Any, amplitude: Any) -> Any:
+            dtype = _table_dtype(times, float64, float32)
+            out = package.sinusoidal_position_encoding(
+                times, GRID_DIM, amplitude=amplitude, dtype=dtype, **static
+            )
+            return {"out": out}
+
+        return encode
+
+    def oracle(times: Bounded, amplitude: Bounded) -> Any:
+        t = times.value
+        given = [
+            (t[..., axis], width, GRID["base"][axis], within, spacing, 2.5)
+            for axis in GRID["axes"]
+        ]
+        plain = oracles.joined([oracles.sinusoid(*block) for block in given])[
+            ..., order
+        ]
+
+        def vjp(g: Any) -> Any:
+            received = (g["out"] * amplitude)[..., np.argsort(order)]
+            first, second = received[..., :width], received[..., width:]
+            parts = [
+                oracles.sinusoid_times_gradient(*both)
+                for both in zip((first, second), *zip(*given, strict=True), strict=True)
+            ]
+            return {
+                "times": stack([parts[1], parts[0]], -1),
+                "amplitude": (g["out"] * plain).sum((0, 1, 2)),
+            }
+
+        return {"out": plain * amplitude}, vjp
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        return {
+            "times": rng.uniform(-50, 50, (BATCH, SEQ, 2)),
+            "amplitude": rng.uniform(0.5, 2, ()),
+        }
+
+    return Pair(
+        f"sinusoidal_grid.{layout}.{spacing}",
+        side(pj, jnp.float64, jnp.float32),
+        side(pt, torch.float64, torch.float32),
+        oracle,
+        draw,
+        wrt=("times", "amplitude"),
+        float32=("times", "amplitude", "out"),
+        profiles=("dense",),  # coordinates have none
+    )
+
+
+def _sinusoidal_padding(pj: Any, pt: Any) -> Pair:
+    """fairseq's, whose padding is position 0 here, scaled as x-transformers' is."""
+    static = {"layout": "half", "spacing": "endpoint", "base": BASE}
+
+    def side(package: Any, float64: Any, float32: Any) -> Any:
+        def encode(times: Any) -> Any:
+            dtype = _table_dtype(times, float64, float32)
+            out = package.sinusoidal_position_encoding(
+                times,
+                MODEL_DIM,
+                padding_idx=0,
+                amplitude="rsqrt_dim",
+                dtype=dtype,
+                **static,
+            )
+            return {"out": out}
+
+        return encode
+
+    def oracle(times: Bounded) -> Any:
+        padding = (times.value == 0)[..., None]
+        amplitude = Bounded(np.array(MODEL_DIM**-0.5), np.array(MODEL_DIM**-0.5))
+        out = oracles.sinusoid(times.value, MODEL_DIM, **static) * amplitude
+
+        def vjp(g: Any) -> Any:
+            received = where(padding, 0.0, g["out"] * amplitude)
+            gradient = oracles.sinusoid_times_gradient
+            return {"times": gradient(received, times.value, MODEL_DIM, **static)}
+
+        return {"out": where(padding, 0.0, out)}, vjp
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        where_ = positions(rng, profile, BATCH, SEQ)["positions"].astype(np.float64)
+        where_[:, 5] = 0
+        return {"times": where_}
+
+    return Pair(
+        "sinusoidal_padding",
+        side(pj, jnp.float64, jnp.float32),
+        side(pt, torch.float64, torch.float32),
+        oracle,
+        draw,
+        wrt=("times",),
+        float32=("times", "out"),
+    )
+
+
+def _fourier(pj: Any, pt: Any) -> Pair:
+    """Two coordinates with frequencies that are learnt."""
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        return {
+            "coordinates": rng.uniform(-1, 1, (BATCH, SEQ, 2)),
+            "frequencies": rng.normal(size=(2, 5)),
+        }
+
+    def side(package: Any) -> Any:
+        def encode(coordinates: Any, frequencies: Any) -> Any:
+            out = package.fourier_position_encoding(coordinates, frequencies)
+            return {"out": out}
+
+        return encode
+
+    def oracle(coordinates: Bounded, frequencies: Bounded) -> Any:
+        out, vjp = oracles.fourier(coordinates.value, frequencies.value)
+        names = ("coordinates", "frequencies")
+        return {"out": out}, lambda g: dict(zip(names, vjp(g["out"]), strict=True))
+
+    return Pair(
+        "sinusoidal_fourier",
+        side(pj),
+        side(pt),
+        oracle,
+        draw,
+        wrt=("coordinates", "frequencies"),
+        float32=("coordinates", "frequencies", "out"),
+        profiles=("dense",),  # coordinates have none
+    )
+
+
 # Learned ---------------------------------------------------------------------------------------------------------
 
 
-def _learned(pj: Any, pt: Any, out_of_range: str) -> Pair:
+def _learned(
+    pj: Any, pt: Any, out_of_range: str, padding_idx: int | None = None
+) -> Pair:
     def draw(rng: np.random.Generator, profile: str) -> Any:
         """Some positions of every profile lie outside the table, unless outside is an error."""
         where = positions(rng, profile, BATCH, SEQ)["positions"]
@@ -100,24 +252,133 @@ def _learned(pj: Any, pt: Any, out_of_range: str) -> Pair:
         def look_up(table: Any, positions: Any) -> Any:
             return {
                 "out": package.learned_position_encoding(
-                    table, positions, out_of_range=out_of_range
+                    table,
+                    positions,
+                    padding_idx=padding_idx,
+                    out_of_range=out_of_range,
                 )
             }
 
         return look_up
 
     def oracle(table: Bounded, positions: np.ndarray, coarse: float) -> Any:
-        out, vjp = oracles.look_up(table, positions, out_of_range, coarse)
+        out, vjp = oracles.look_up(table, positions, out_of_range, coarse, padding_idx)
         return {"out": out}, lambda g: {"table": vjp(g["out"])}
 
     return Pair(
-        f"learned.{out_of_range}",
+        f"learned.{out_of_range}{'' if padding_idx is None else '.padding'}",
         side(pj),
         side(pt),
         oracle,
         draw,
         wrt=("table",),
         casts=True,
+    )
+
+
+def _learned_axial(pj: Any, pt: Any, combine: str) -> Pair:
+    """A table for the row and one for the column, which have as many columns only where they are added."""
+    columns = MODEL_DIM if combine == "sum" else 3
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        return {
+            "rows": rng.normal(size=(MAX_LEN, MODEL_DIM)),
+            "columns": rng.normal(size=(5, columns)),
+            "positions": np.stack(
+                [rng.integers(0, n, (BATCH, SEQ)) for n in (MAX_LEN, 5)], -1
+            ),
+        }
+
+    def side(package: Any) -> Any:
+        def look_up(rows: Any, columns: Any, positions: Any) -> Any:
+            out = package.axial_position_encoding(
+                (rows, columns), positions, combine=combine
+            )
+            return {"out": out}
+
+        return look_up
+
+    def oracle(
+        rows: Bounded, columns: Bounded, positions: np.ndarray, coarse: float
+    ) -> Any:
+        found = [
+            oracles.look_up(table, positions[..., axis], "error", coarse)
+            for axis, table in enumerate((rows, columns))
+        ]
+        parts = [part for part, _ in found]
+        out = oracles.joined(parts)
+        if combine == "sum":
+            out = (parts[0] + parts[1]).cast(coarse)
+
+        def vjp(g: Any) -> Any:
+            received = [g["out"]] * 2
+            if combine == "concat":
+                received = [g["out"][..., :MODEL_DIM], g["out"][..., MODEL_DIM:]]
+            return {
+                name: back(part)
+                for name, part, (_, back) in zip(
+                    ("rows", "columns"), received, found, strict=True
+                )
+            }
+
+        return {"out": out}, vjp
+
+    return Pair(
+        f"learned_axial.{combine}",
+        side(pj),
+        side(pt),
+        oracle,
+        draw,
+        wrt=("rows", "columns"),
+        casts=True,
+        profiles=("dense",),  # coordinates have none
+    )
+
+
+# Old and new grid, method and whether it is antialiased.
+RESIZED = {
+    "cubic": ((3, 5), (5, 2), "cubic", False),
+    "cubic_antialiased": ((3, 5), (5, 2), "cubic", True),
+    "keys_cubic": ((3, 5), (5, 2), "keys_cubic", False),
+    "linear": ((9,), (4,), "linear", False),
+}
+
+
+def _learned_resized(pj: Any, pt: Any, name: str) -> Pair:
+    """A table with two rows of prefix."""
+    old, new, method, antialias = RESIZED[name]
+    options = {"old_grid": old, "method": method, "antialias": antialias}
+
+    def draw(rng: np.random.Generator, profile: str) -> Any:
+        return {"table": rng.normal(size=(2 + int(np.prod(old)), MODEL_DIM))}
+
+    def side(package: Any) -> Any:
+        def resize(table: Any) -> Any:
+            out = package.resize_position_table(table, new, num_prefix=2, **options)
+            return {"out": out}
+
+        return resize
+
+    matrix = oracles.resize(old, new, method, antialias)
+
+    def oracle(table: Bounded, coarse: float) -> Any:
+        out = (matrix @ table[2:]).cast(coarse)
+
+        def vjp(g: Any) -> Any:
+            back = matrix.move(np.transpose) @ g["out"][2:]
+            return {"table": oracles.joined([g["out"][:2], back.cast(coarse)], 0)}
+
+        return {"out": oracles.joined([table[:2], out], 0)}, vjp
+
+    return Pair(
+        f"learned_resized.{name}",
+        side(pj),
+        side(pt),
+        oracle,
+        draw,
+        wrt=("table",),
+        casts=True,
+        profiles=("dense",),  # no positions, so all profiles are the same run
     )
 
 
@@ -638,6 +899,10 @@ def _alibi(pj: Any, pt: Any, kind: str) -> Pair:
 
     def draw(rng: np.random.Generator, profile: str) -> Any:
         keys = positions(rng, profile, BATCH, SEQ)["positions"]
+        if kind in ("manhattan", "euclidean"):
+            keys = np.stack(
+                (keys, positions(rng, profile, BATCH, SEQ)["positions"]), -1
+            )
         return {
             "query_positions": keys[:, -4:],
             "key_positions": keys,
@@ -646,8 +911,10 @@ def _alibi(pj: Any, pt: Any, kind: str) -> Pair:
 
     def side(package: Any) -> Any:
         def bias(query_positions: Any, key_positions: Any, slopes: Any) -> Any:
+            own = {"bias_max": 12.0, "num_biased": 5}
             return {
                 "slopes": package.alibi_slopes(HEADS, dtype=slopes.dtype),
+                "own_slopes": package.alibi_slopes(HEADS, dtype=slopes.dtype, **own),
                 "out": package.alibi_bias(
                     query_positions, key_positions, slopes, kind=kind
                 ),
@@ -659,10 +926,15 @@ def _alibi(pj: Any, pt: Any, kind: str) -> Pair:
         query_positions: np.ndarray, key_positions: np.ndarray, slopes: Bounded
     ) -> Any:
         out, vjp = oracles.alibi_bias(query_positions, key_positions, slopes, kind)
-        rule = oracles.alibi_slopes(HEADS)
-        # A power of two is exact, any other slope rounded once from a float64 power.
-        units = np.where(np.frexp(rule)[0] == 0.5, 0.0, 2 * rule)
-        outputs = {"slopes": Bounded(rule, units), "out": out}
+        outputs = {"out": out}
+        own = np.append(oracles.alibi_slopes(5, 12.0), np.zeros(HEADS - 5))
+        for name, rule in (
+            ("slopes", oracles.alibi_slopes(HEADS)),
+            ("own_slopes", own),
+        ):
+            # A power of two is exact, any other slope rounded once from a float64 power.
+            units = np.where(np.frexp(rule)[0] == 0.5, 0.0, 2 * rule)
+            outputs[name] = Bounded(rule, units)
         return outputs, lambda g: {"slopes": vjp(g["out"])}
 
     return Pair(
@@ -672,7 +944,7 @@ def _alibi(pj: Any, pt: Any, kind: str) -> Pair:
         oracle,
         draw,
         wrt=("slopes",),
-        float32=("slopes", "out"),
+        float32=("slopes", "own_slopes", "out"),
     )
 
 
@@ -1015,8 +1287,19 @@ def _all(pj: Any, pt: Any) -> Iterator[Pair]:
         for spacing in ("dim", "endpoint"):
             yield _sinusoidal(pj, pt, layout, spacing, 10)
             yield _sinusoidal(pj, pt, layout, spacing, 7)
-    for policy in ("error", "nan", "clip"):
+    yield _sinusoidal(pj, pt, "half", "half", 7)
+    yield _sinusoidal(pj, pt, "interleaved", "next_even", 7)
+    yield _sinusoidal_grid(pj, pt, "interleaved", "endpoint")
+    yield _sinusoidal_grid(pj, pt, "half_across_axes", "half")
+    yield _sinusoidal_padding(pj, pt)
+    yield _fourier(pj, pt)
+    for policy in ("error", "nan", "clip", "zero"):
         yield _learned(pj, pt, policy)
+    yield _learned(pj, pt, "error", padding_idx=1)
+    for combine in ("concat", "sum"):
+        yield _learned_axial(pj, pt, combine)
+    for name in RESIZED:
+        yield _learned_resized(pj, pt, name)
     for layout in LAYOUTS:
         for placement in PLACEMENTS:
             yield _rope_apply(pj, pt, layout, placement, inverse=False)
@@ -1029,7 +1312,7 @@ def _all(pj: Any, pt: Any) -> Iterator[Pair]:
     yield _mrope(pj, pt)
     yield _axial(pj, pt)
     yield _pairwise(pj, pt)
-    for kind in ("symmetric", "signed", "key"):
+    for kind in (*pt.alibi.KINDS, *pt.alibi.GRID_KINDS):
         yield _alibi(pj, pt, kind)
     for name in ATTENTION:
         yield _attention(pj, pt, name)

@@ -91,12 +91,14 @@ def test_turns_are_right(inv_freq):
 
 @pytest.mark.parametrize("exact", [exact_torch, exact_jax])
 @pytest.mark.parametrize(("base", "width"), [(10_000.0, 1000), (123.456, 7), (0.5, 64)])
-def test_geometric_turns_are_right(exact, base, width):
+@pytest.mark.parametrize("scale", [1.0, 1000.0, 2 * np.pi, 1e-3])
+def test_geometric_turns_are_right(exact, base, width, scale):
     count = (width + 1) // 2
     with mpmath.workdps(80):
         powers = [mpmath.power(base, -mpmath.mpf(2 * i) / width) for i in range(count)]
-        right = [int(mpmath.nint(p / (2 * mpmath.pi) * 2**64)) for p in powers]
-    found = exact.geometric_turns(base, 2, width, count)
+        turns = [scale * power / (2 * mpmath.pi) for power in powers]
+        right = [int(mpmath.nint(turn * 2**64)) for turn in turns]
+    found = exact.geometric_turns(base, 2, width, count, scale)
     assert [int(turn) % 2**64 for turn in found] == [turn % 2**64 for turn in right]
 
 
@@ -123,9 +125,9 @@ def test_phases_are_right(inv_freq):
 
 
 WIDTHS = {  # dim: spacings that it has
-    1: ("dim",),
+    1: ("dim", "next_even"),
     2: ("dim", "endpoint"),
-    7: ("dim", "endpoint"),
+    7: ("dim", "endpoint", "half", "next_even"),
     12: ("dim", "endpoint"),
 }
 
@@ -151,10 +153,13 @@ def test_sinusoidal_position_encoding_exact_is_right_everywhere(
 
 def encoding(dim, layout, spacing, base):
     half = dim // 2
-    if spacing == "dim":
-        exponents = [mpmath.mpf(2 * i) / dim for i in range((dim + 1) // 2)]
-    else:
-        exponents = [mpmath.mpf(i) / max(half - 1, 1) for i in range(half)]
+    whole, sines = {
+        "dim": (dim, dim - half),
+        "next_even": (dim + dim % 2, dim - half),
+        "half": (2 * half, half),
+        "endpoint": (2 * max(half - 1, 1), half),
+    }[spacing]
+    exponents = [mpmath.mpf(2 * i) / whole for i in range(sines)]
     right = np.array(cos_sin([mpmath.power(base, -e) for e in exponents]))
     cos, sin = right[:, :half, 0], right[..., 1]
     columns = {

@@ -60,16 +60,19 @@ ONE_SIDED_DEFINITIONS = {
 DIFFERENT_TEXTS = {
     ("alibi_slopes", "Returns"): "a NumPy constant in JAX, a tensor in torch",
     ("apply_rope", "Returns"): "what a TPU does with inf and NaN",
+    ("grid_positions", "Returns"): "a NumPy constant in JAX, a tensor in torch",
     ("init_position_table", "key"): "JAX only",
     ("init_position_table", "generator"): "torch only",
     ("learned_position_encoding", "out_of_range"): "traced, or inside torch.compile",
+    ("patch_centres", "Returns"): "a NumPy constant in JAX, a tensor in torch",
     ("permute_rope_weights", "weight"): "Dense holds [in, out], Linear [out, in]",
     ("position_range", "offset"): "only JAX traces it",
+    ("shard_positions", "shard"): "only JAX traces it",
 }
 
 
 # Files without an array in them.
-SAME_TEXT = ("_hf", "_hf_models", "_progression", "rope_axes")
+SAME_TEXT = ("_hf", "_hf_models", "_presets", "_progression", "_resize", "rope_axes")
 
 
 def stems(package: str) -> set[str]:

@@ -69,14 +69,14 @@ def test_commands_name_extras_that_exist():
 def test_scheme_table_names_every_function():
     rows = [line for line in section("The schemes").splitlines() if line[:1] == "|"]
     named = {name for row in rows[2:] for name in re.findall(r"`(\w+)`", row)}
-    assert set(posenc_jax.__all__) <= named | {"position_range", "last_positions"}
+    assert set(posenc_jax.__all__) <= named
     assert named <= {*posenc_torch.__all__, "make_attention_fn"}
 
 
 def test_outputs_and_tables_are_filled():
     """What a marker stands for follows it: a block with lines, or a table with rows."""
     parts = re.split(r"^<!-- (?:output|table): \w+ -->\n", readme(), flags=re.M)[1:]
-    assert len(parts) == 8
+    assert len(parts) == 9
     for part in parts:
         filled = part.partition("\n\n#")[0]
         assert len(re.findall(r"^[^`\n<].*", filled, re.M)) >= 1

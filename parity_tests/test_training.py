@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import posenc_jax.nnx
 from posenc_torch import (
     LearnedPositionalEncoding,
     RotaryPositionEmbedding,
@@ -56,9 +58,13 @@ def tokens() -> np.ndarray:
     return np.random.default_rng(0).integers(0, VOCAB, (STEPS, BATCH, SEQ + 1))
 
 
-def first_weights(scheme: str) -> Arrays:
+def first_weights(scheme: str, start: Arrays | None = None) -> Arrays:
+    """The same draw in both frameworks, but for what `start` has instead."""
     shapes = blocks_torch.shapes(torch_model(scheme))
-    return blocks_nnx.draw_weights(shapes, np.random.default_rng(1))
+    return {
+        **blocks_nnx.draw_weights(shapes, np.random.default_rng(1)),
+        **(start or {}),
+    }
 
 
 def torch_model(scheme: str) -> blocks_torch.LanguageModel:
@@ -70,7 +76,7 @@ def flax_model(scheme: str) -> blocks_nnx.LanguageModel:
     return blocks_nnx.abstract(model, scheme, **SIZES, dtype="float64")
 
 
-def train_in_jax(scheme: str) -> Run:
+def train_in_jax(scheme: str, start: Arrays | None = None) -> Run:
     logits = blocks_nnx.functional(flax_model(scheme))
     optimiser = optax.adamw(RATE, b1=B1, b2=B2, eps=EPS, weight_decay=DECAY)
 
@@ -88,7 +94,7 @@ def train_in_jax(scheme: str) -> Run:
         return optax.apply_updates(weights, updates), state, value
 
     with jax.enable_x64(True):
-        weights = jax.tree.map(jnp.asarray, first_weights(scheme))
+        weights = jax.tree.map(jnp.asarray, first_weights(scheme, start))
         state = optimiser.init(weights)
         losses = []
         for batch in tokens():
@@ -102,10 +108,11 @@ def train_in_torch(
     logits: Callable[..., torch.Tensor],
     optimiser: type[torch.optim.Optimizer] = torch.optim.AdamW,
     eps: float = EPS,
+    start: Arrays | None = None,
 ) -> Run:
     weights = {
         name: torch.tensor(weight, requires_grad=True)
-        for name, weight in first_weights(scheme).items()
+        for name, weight in first_weights(scheme, start).items()
     }
     adamw = optimiser(
         weights.values(), lr=RATE, betas=(B1, B2), eps=eps, weight_decay=DECAY
@@ -163,6 +170,53 @@ def test_training_moves_every_weight(trained):
 def test_planted_difference_is_seen(trained):
     scheme, in_jax = trained
     in_torch = train_in_torch(scheme, with_fault(scheme))
+    assert max(distance(in_jax.weights, in_torch.weights).values()) > MOVED
+
+
+# What a learned table may begin as instead of a draw: each framework makes its own.
+STARTS = ({"init": "sinusoidal"}, {"init": "sinusoidal", "preset": "whisper"})
+TABLE = "block.position.table"
+
+
+def start_in_torch(**options: Any) -> Arrays:
+    module = LearnedPositionalEncoding(MAX_LEN, DIM, dtype=torch.float64, **options)
+    return {TABLE: module.table.detach().numpy()}
+
+
+def start_in_jax(**options: Any) -> Arrays:
+    with jax.enable_x64(True):
+        module = posenc_jax.nnx.LearnedPositionalEncoding(
+            MAX_LEN, DIM, dtype=jnp.float64, rngs=flax.nnx.Rngs(0), **options
+        )
+        return {TABLE: np.asarray(module.table[...])}
+
+
+@pytest.fixture(scope="module", params=STARTS, ids=["paper", "whisper"])
+def trained_from_a_sinusoid(request):
+    """How the table begins, and what training from there in JAX ends in."""
+    return request.param, train_in_jax("learned", start_in_jax(**request.param))
+
+
+def test_training_from_a_sinusoidal_table_ends_in_the_same_weights(
+    trained_from_a_sinusoid,
+):
+    options, in_jax = trained_from_a_sinusoid
+    start = start_in_torch(**options)
+    logits = blocks_torch.functional(torch_model("learned"))
+    in_torch = train_in_torch("learned", logits, start=start)
+    apart = distance(in_jax.weights, in_torch.weights)
+    assert max(apart.values()) <= SAME, apart
+    np.testing.assert_allclose(in_jax.losses, in_torch.losses, rtol=SAME, atol=0)
+    moved = distance(in_jax.weights, first_weights("learned", start))
+    assert min(moved.values()) > MOVED, moved
+
+
+def test_other_start_is_seen(trained_from_a_sinusoid):
+    """The table of the other preset: other frequencies, and the columns in another order."""
+    options, in_jax = trained_from_a_sinusoid
+    (other,) = (start for start in STARTS if start != options)
+    logits = blocks_torch.functional(torch_model("learned"))
+    in_torch = train_in_torch("learned", logits, start=start_in_torch(**other))
     assert max(distance(in_jax.weights, in_torch.weights).values()) > MOVED
 
 

@@ -56,7 +56,7 @@ def make_attention_fn(
         rope: The rotary embedding; its `head_dim` must be that of the queries. None means no rotation.
         seq_len: Tokens attended over, for a `rope` whose scaling depends on it; see `RopeConfig.inv_freq`.
         alibi_slopes: As from `alibi_slopes`, [heads]. None means no bias.
-        alibi_kind: "symmetric", "signed" or "key"; see `alibi_bias`.
+        alibi_kind: "symmetric", "signed", "key", "past" or "future"; see `alibi_bias`.
         query_positions, key_positions: Tokens, both or neither; None means 0, 1, 2, ..., for as many queries
             as keys. Only differences matter to the result, so left padding needs nothing but the mask.
         sliding_window: As in `dot_product_attention`.

@@ -10,12 +10,14 @@ from jax import Array
 from ._checks import (
     as_floating,
     as_positions,
+    check_choice,
     check_fits,
     check_rank,
     check_size,
     describe,
     is_array,
 )
+from ._presets import LINE_NAMES
 from .positions import last_positions, position_range
 from .rope import RopeConfig
 from .sinusoidal import sinusoidal_position_encoding
@@ -108,9 +110,16 @@ def rope_config(dim: int, max_seq_len: int, base: float, scaling: Any) -> RopeCo
 
 
 def check_sinusoidal(max_len: int, d_model: int, **options: Any) -> None:
-    """Let the function itself check its options, without computing anything."""
+    """What a module asks beyond the function: one coordinate, and no array that would be a parameter."""
     check_size("max_len", max_len)
     check_size("d_model", d_model)
+    check_choice("preset", options["preset"], LINE_NAMES)
+    if is_array(options["amplitude"]):
+        raise TypeError(
+            f"`amplitude` must be a number in a module, "
+            f"got {describe(options['amplitude'])}."
+        )
+    # The function checks the rest itself, without computing anything.
     jax.eval_shape(lambda: sinusoidal_position_encoding(0, d_model, **options))
 
 

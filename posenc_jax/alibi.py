@@ -19,6 +19,7 @@ from ._checks import (
     as_positions,
     as_table,
     check_choice,
+    check_positive,
     check_rank,
     check_size,
     host_dtype,
@@ -29,37 +30,64 @@ if TYPE_CHECKING:
 
 __all__ = ["alibi_bias", "alibi_slopes"]
 
-Kind = Literal["symmetric", "signed", "key"]
+Kind = Literal["symmetric", "signed", "key", "past", "future"]
+GridKind = Literal["manhattan", "euclidean"]
+Rule = Literal["authors", "uniform"]
 
-KINDS = ("symmetric", "signed", "key")
+KINDS = ("symmetric", "signed", "key", "past", "future")
+GRID_KINDS = ("manhattan", "euclidean")
+RULES = ("authors", "uniform")
 
 
 def alibi_slopes(
-    num_heads: int, *, dtype: Any = jnp.float32
+    num_heads: int,
+    *,
+    rule: Rule = "authors",
+    bias_max: float = 8.0,
+    num_biased: int | None = None,
+    dtype: Any = jnp.float32,
 ) -> Float[np.ndarray, " heads"]:
     """Slope of every head, by the authors' rule for any number of heads.
 
         m[h] = 2 ** (-8 (h + 1) / num_heads)                       num_heads a power of two
         m    = slopes(p), then slopes(2 p)[0], [2], [4], ...       p the largest power of two below num_heads
 
-    The list is not monotone when num_heads is not a power of two.
+    The list is not monotone when num_heads is not a power of two. The slopes of one tensor-parallel shard are the slice
+    of the list that its heads have. Slopes of one's own, rounded (Falcon has them in bfloat16) or learnt, are passed to
+    `alibi_bias` in place of these.
 
     Args:
         num_heads: Query heads.
+        rule: "authors", or "uniform", the first formula for any number of heads (FlexAttention's examples).
+        bias_max: In place of 8; MPT's `alibi_bias_max`.
+        num_biased: Heads with a bias; the slopes are those of so many heads, then 0. None means all.
         dtype: float32 or float64; computed in float64 and rounded once.
     Returns:
         NumPy array [num_heads] in `dtype`, logits per token: a constant of any compiled program, on no device.
     Raises:
-        TypeError, ValueError: if `num_heads` is not an int of at least 1, or dtype is neither float.
+        TypeError, ValueError: if `num_heads` is not an int of at least 1, `num_biased` not one from 0 to `num_heads`,
+            `bias_max` not positive, the rule unknown, or dtype is neither float.
     Source:
-        arXiv:2108.12409, section 3, and `get_slopes` in the authors' repository.
+        arXiv:2108.12409, section 3, and `get_slopes` in the authors' repository; `bias_max` from llm-foundry,
+        `num_biased` from x-transformers (`alibi_num_heads`).
     """
     check_size("num_heads", num_heads)
     dtype = host_dtype("dtype", dtype)
-    power = 2 ** (num_heads.bit_length() - 1)
-    between = _geometric(2 * power)[0::2]
-    slopes = _geometric(power) + between[: num_heads - power]
-    return np.array(slopes, dtype)
+    check_choice("rule", rule, RULES)
+    check_positive("bias_max", bias_max)
+    biased = num_heads if num_biased is None else num_biased
+    check_size("num_biased", biased, at_least=0)
+    if biased > num_heads:
+        raise ValueError(
+            f"`num_biased` must be at most {num_heads}, `num_heads`, got {biased}."
+        )
+    if rule == "uniform":
+        slopes = _geometric(biased, bias_max)
+    else:
+        power = 2 ** max(biased.bit_length() - 1, 0)
+        between = _geometric(2 * power, bias_max)[0::2]
+        slopes = (_geometric(power, bias_max) + between)[:biased]
+    return np.array(slopes + [0.0] * (num_heads - biased), dtype)
 
 
 def alibi_bias(
@@ -67,50 +95,87 @@ def alibi_bias(
     key_positions: int | Int[Array, "*batch k"],
     slopes: Float[np.ndarray | Array, " heads"],
     *,
-    kind: Kind = "symmetric",
+    kind: Kind | GridKind = "symmetric",
 ) -> Float[Array, "*batch heads q k"]:
     """Bias to add to scaled attention scores.
 
         symmetric    bias[h, i, j] = -m[h] |i - j|
         signed       bias[h, i, j] =  m[h] (j - i)
         key          bias[h, i, j] =  m[h] j
+        past         bias[h, i, j] = -m[h] max(i - j, 0)
+        future       bias[h, i, j] = -m[h] max(j - i, 0)
+        manhattan    bias[h, i, j] = -m[h] (|i[0] - j[0]| + |i[1] - j[1]| + ...)
+        euclidean    bias[h, i, j] = -m[h] sqrt((i[0] - j[0]) ** 2 + (i[1] - j[1]) ** 2 + ...)
 
-    Where j <= i, the three differ by a constant of each row, so under a causal mask they give the same
-    attention. Without one, only "symmetric" is a distance: "signed" and "key" reward the future.
+    Where j <= i, the first four differ by a constant of each row, so under a causal mask they give the same
+    attention. Without one, "signed" and "key" reward the future, and "past" does not see how far it is. "past" with one
+    list of slopes plus "future" with another is the authors' non-symmetric form for encoders.
 
     Args:
-        query_positions: An int n for 0..n-1, or integers [*batch, q]; distances must stay below 2 ** 31.
-        key_positions: Likewise, [*batch, k].
+        query_positions: An int n for 0..n-1, or integers [*batch, q]; distances must stay below 2 ** 31. For
+            "manhattan" and "euclidean", coordinates, integers [*batch, q, axes].
+        key_positions: Likewise, [*batch, k] or [*batch, k, axes]. (BLOOM's come from `positions_from_mask`; MPT's form
+            is "signed" with the last key's position for every query.)
         slopes: [heads], float32 or float64, logits per token; differentiable.
-        kind: "symmetric", "signed" or "key".
+        kind: One of the seven.
     Returns:
-        [*batch, heads, q, k] in the dtype of `slopes`. Distances are exact integers before the product.
+        [*batch, heads, q, k] in the dtype of `slopes`. Distances are exact integers before the product (but for
+        "euclidean").
     Raises:
         TypeError: if positions are not integers or slopes not float32 or float64.
-        ValueError: if slopes are not one axis, batch axes do not match, or `kind` is unknown.
+        ValueError: if slopes are not one axis, batch axes or coordinates do not match, or `kind` is unknown.
     Source:
-        arXiv:2108.12409, section 3. "key" is BLOOM's and the authors' own code; "symmetric" is their answer
-        for bidirectional attention (ofirpress/attention_with_linear_biases, issue 5).
+        arXiv:2108.12409, section 3. "key" is BLOOM's and the authors' own code; "symmetric" and the sum of "past" and
+        "future" are their answers for encoders (ofirpress/attention_with_linear_biases, issue 5); "past" is
+        GPT-NeoX's; "manhattan" and "euclidean" are data2vec 2.0's for images.
     """
-    check_choice("kind", kind, KINDS)
+    check_choice("kind", kind, KINDS + GRID_KINDS)
     query_positions = as_positions("query_positions", query_positions)
     key_positions = as_positions("key_positions", key_positions)
     slopes = as_table("slopes", slopes)
-    check_rank("query_positions", query_positions, "[..., q]", at_least=1)
-    check_rank("key_positions", key_positions, "[..., k]", at_least=1)
     if slopes.ndim != 1:
         raise ValueError(f"`slopes` must be [heads], got shape {tuple(slopes.shape)}.")
-    _check_batches(query_positions.shape[:-1], key_positions.shape[:-1])
-    query, key = query_positions[..., :, None], key_positions[..., None, :]
-    if kind == "key":
-        distance = jnp.broadcast_to(key, jnp.broadcast_shapes(query.shape, key.shape))
+    if kind in GRID_KINDS:
+        distance = _grid_distance(query_positions, key_positions, kind, slopes.dtype)
     else:
-        distance = key - query if kind == "signed" else -jnp.abs(key - query)
+        distance = _distance(query_positions, key_positions, kind)
     return slopes[:, None, None] * distance[..., None, :, :].astype(slopes.dtype)
 
 
-def _geometric(num_heads: int) -> list[float]:
-    return [2.0 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)]
+def _distance(query: Array, key: Array, kind: str) -> Array:
+    """What the slope multiplies, [*batch, q, k]."""
+    check_rank("query_positions", query, "[..., q]", at_least=1)
+    check_rank("key_positions", key, "[..., k]", at_least=1)
+    _check_batches(query.shape[:-1], key.shape[:-1])
+    query, key = query[..., :, None], key[..., None, :]
+    if kind == "key":
+        return jnp.broadcast_to(key, jnp.broadcast_shapes(query.shape, key.shape))
+    ahead = key - query
+    if kind == "signed":
+        return ahead
+    if kind == "symmetric":
+        return -jnp.abs(ahead)
+    return jnp.minimum(ahead, 0) if kind == "past" else -jnp.maximum(ahead, 0)
+
+
+def _grid_distance(query: Array, key: Array, kind: str, dtype: Any) -> Array:
+    """The same for coordinates, [*batch, q, axes] and [*batch, k, axes]."""
+    check_rank("query_positions", query, "[..., q, axes]", at_least=2)
+    check_rank("key_positions", key, "[..., k, axes]", at_least=2)
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"`query_positions` and `key_positions` must have the same coordinates, "
+            f"got {query.shape[-1]} and {key.shape[-1]}."
+        )
+    _check_batches(query.shape[:-2], key.shape[:-2])
+    apart = query[..., :, None, :] - key[..., None, :, :]
+    if kind == "manhattan":
+        return -jnp.abs(apart).sum(-1)
+    return -jnp.sqrt(jnp.square(apart.astype(dtype)).sum(-1))
+
+
+def _geometric(num_heads: int, bias_max: float) -> list[float]:
+    return [2.0 ** (-bias_max * (h + 1) / num_heads) for h in range(num_heads)]
 
 
 def _check_batches(query: tuple[int, ...], key: tuple[int, ...]) -> None:

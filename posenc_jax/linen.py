@@ -6,7 +6,7 @@ Nothing but the learned table is stored: frequencies and slopes are constants of
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +26,7 @@ from ._modules import (
     score_query_positions,
     token_positions,
 )
-from .alibi import KINDS, Kind, alibi_bias, alibi_slopes
+from .alibi import KINDS, Kind, Rule, alibi_bias, alibi_slopes
 from .learned import (
     INITS,
     OUT_OF_RANGE,
@@ -65,7 +65,8 @@ class SinusoidalPositionalEncoding(nn.Module):
     Args:
         max_len: Usual length, tokens. Nothing is stored, so it has no effect; it is here for the twin's sake.
         d_model: Channels of x.
-        base, layout, spacing: As in `sinusoidal_position_encoding`.
+        preset, base, layout, spacing, angle_scale, amplitude, padding_idx: As in `sinusoidal_position_encoding`, for
+            one coordinate and an amplitude that is a number.
         dtype: float32 or float64, of the encoding.
     Raises:
         TypeError, ValueError: if a size is not an int of at least 1, or as `sinusoidal_position_encoding`.
@@ -76,9 +77,13 @@ class SinusoidalPositionalEncoding(nn.Module):
     max_len: int
     d_model: int
     _: KW_ONLY
-    base: float = 10_000.0
-    layout: Layout = "interleaved"
-    spacing: Spacing = "dim"
+    preset: str = "paper"
+    base: float | None = None
+    layout: Layout | None = None
+    spacing: Spacing | None = None
+    angle_scale: float | None = None
+    amplitude: float | Literal["rsqrt_dim"] | None = None
+    padding_idx: int | None = None
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
@@ -86,9 +91,13 @@ class SinusoidalPositionalEncoding(nn.Module):
         check_sinusoidal(
             self.max_len,
             self.d_model,
+            preset=self.preset,
             base=self.base,
             layout=self.layout,
             spacing=self.spacing,
+            angle_scale=self.angle_scale,
+            amplitude=self.amplitude,
+            padding_idx=self.padding_idx,
             dtype=self.dtype,
         )
 
@@ -116,9 +125,13 @@ class SinusoidalPositionalEncoding(nn.Module):
         encoding = sinusoidal_position_encoding(
             token_positions(positions, offset, x, real=True),
             self.d_model,
+            preset=self.preset,
             base=self.base,
             layout=self.layout,
             spacing=self.spacing,
+            angle_scale=self.angle_scale,
+            amplitude=self.amplitude,
+            padding_idx=self.padding_idx,
             dtype=self.dtype,
         )
         return add_position_encoding(x, encoding)
@@ -132,9 +145,10 @@ class LearnedPositionalEncoding(nn.Module):
     Args:
         max_len: Rows of `table`, tokens.
         d_model: Channels of x.
-        table_init, stddev: First value of `table`, as `init` and `stddev` of `init_position_table` (a Linen module's
-            `init` is a method of it).
-        out_of_range: "error", "nan" or "clip", as in `learned_position_encoding`.
+        table_init, stddev, preset: First value of `table`, as `init`, `stddev` and `preset` of `init_position_table` (a
+            Linen module's `init` is a method of it).
+        padding_idx: Row that begins as zero and stays as it is, or None.
+        out_of_range: "error", "nan", "zero" or "clip", as in `learned_position_encoding`.
         dtype: float32 or float64, of `table`.
     Raises:
         TypeError, ValueError: as `init_position_table`, or if `out_of_range` is unknown.
@@ -147,6 +161,8 @@ class LearnedPositionalEncoding(nn.Module):
     _: KW_ONLY
     table_init: Init = "normal"
     stddev: float = 0.02
+    preset: str = "paper"
+    padding_idx: int | None = None
     out_of_range: OutOfRange = "error"
     dtype: Any = jnp.float32
 
@@ -186,7 +202,7 @@ class LearnedPositionalEncoding(nn.Module):
             check_rows(offset, x.shape[-2], self.max_len)
         table = self.param("table", self._first_table)
         encoding = learned_position_encoding(
-            table, tokens, out_of_range=self.out_of_range
+            table, tokens, padding_idx=self.padding_idx, out_of_range=self.out_of_range
         )
         return add_position_encoding(x, encoding)
 
@@ -273,11 +289,12 @@ class AlibiPositionEmbedding(nn.Module):
     """Add ALiBi's linear bias to attention scores: scores + `alibi_bias`.
 
     Tutorials add the signed bias m (j - i), which rewards keys in the future wherever nothing masks them. The
-    default here is the distance, -m |i - j|; under a causal mask all kinds give the same attention.
+    default here is the distance, -m |i - j|; under a causal mask all kinds but "future" give the same attention.
 
     Args:
         num_heads: Query heads.
-        kind: "symmetric", "signed" or "key", as in `alibi_bias`.
+        kind: As in `alibi_bias`, but for "manhattan" and "euclidean".
+        rule, bias_max, num_biased: Of the slopes, as in `alibi_slopes`.
         dtype: float32 or float64, of the slopes and the bias.
     Raises:
         TypeError, ValueError: if `num_heads` is not an int of at least 1, or an option is unknown.
@@ -288,6 +305,9 @@ class AlibiPositionEmbedding(nn.Module):
     num_heads: int
     _: KW_ONLY
     kind: Kind = "symmetric"
+    rule: Rule = "authors"
+    bias_max: float = 8.0
+    num_biased: int | None = None
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
@@ -295,11 +315,18 @@ class AlibiPositionEmbedding(nn.Module):
         check_size("num_heads", self.num_heads)
         check_choice("kind", self.kind, KINDS)
         check_table_dtype("dtype", self.dtype)
+        _ = self.slopes
 
     @property
     def slopes(self) -> Float[np.ndarray, " heads"]:
         """[num_heads], logits per token, as from `alibi_slopes`."""
-        return alibi_slopes(self.num_heads, dtype=self.dtype)
+        return alibi_slopes(
+            self.num_heads,
+            rule=self.rule,
+            bias_max=self.bias_max,
+            num_biased=self.num_biased,
+            dtype=self.dtype,
+        )
 
     def __call__(
         self,

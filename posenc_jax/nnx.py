@@ -5,7 +5,7 @@ Nothing but the learned table is stored: frequencies and slopes are constants of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ from ._modules import (
     score_query_positions,
     token_positions,
 )
-from .alibi import KINDS, Kind, alibi_bias, alibi_slopes
+from .alibi import KINDS, Kind, Rule, alibi_bias, alibi_slopes
 from .learned import (
     OUT_OF_RANGE,
     Init,
@@ -62,7 +62,8 @@ class SinusoidalPositionalEncoding(nnx.Module):
     Args:
         max_len: Usual length, tokens. Nothing is stored, so it has no effect; it is here for the twin's sake.
         d_model: Channels of x.
-        base, layout, spacing: As in `sinusoidal_position_encoding`.
+        preset, base, layout, spacing, angle_scale, amplitude, padding_idx: As in `sinusoidal_position_encoding`, for
+            one coordinate and an amplitude that is a number.
         dtype: float32 or float64, of the encoding.
     Raises:
         TypeError, ValueError: if a size is not an int of at least 1, or as `sinusoidal_position_encoding`.
@@ -75,18 +76,34 @@ class SinusoidalPositionalEncoding(nnx.Module):
         max_len: int,
         d_model: int,
         *,
-        base: float = 10_000.0,
-        layout: Layout = "interleaved",
-        spacing: Spacing = "dim",
+        preset: str = "paper",
+        base: float | None = None,
+        layout: Layout | None = None,
+        spacing: Spacing | None = None,
+        angle_scale: float | None = None,
+        amplitude: float | Literal["rsqrt_dim"] | None = None,
+        padding_idx: int | None = None,
         dtype: Any = jnp.float32,
     ) -> None:
         check_sinusoidal(
-            max_len, d_model, base=base, layout=layout, spacing=spacing, dtype=dtype
+            max_len,
+            d_model,
+            preset=preset,
+            base=base,
+            layout=layout,
+            spacing=spacing,
+            angle_scale=angle_scale,
+            amplitude=amplitude,
+            padding_idx=padding_idx,
+            dtype=dtype,
         )
         self.max_len, self.d_model = max_len, d_model
-        self.base = base
-        self.layout: Layout = layout
-        self.spacing: Spacing = spacing
+        self.preset, self.base = preset, base
+        self.layout: Layout | None = layout
+        self.spacing: Spacing | None = spacing
+        self.angle_scale = angle_scale
+        self.amplitude: float | Literal["rsqrt_dim"] | None = amplitude
+        self.padding_idx = padding_idx
         self.dtype = dtype
 
     def __call__(
@@ -113,9 +130,13 @@ class SinusoidalPositionalEncoding(nnx.Module):
         encoding = sinusoidal_position_encoding(
             token_positions(positions, offset, x, real=True),
             self.d_model,
+            preset=self.preset,
             base=self.base,
             layout=self.layout,
             spacing=self.spacing,
+            angle_scale=self.angle_scale,
+            amplitude=self.amplitude,
+            padding_idx=self.padding_idx,
             dtype=self.dtype,
         )
         return add_position_encoding(x, encoding)
@@ -129,8 +150,9 @@ class LearnedPositionalEncoding(nnx.Module):
     Args:
         max_len: Rows of `table`, tokens.
         d_model: Channels of x.
-        init, stddev: First value of `table`, as in `init_position_table`.
-        out_of_range: "error", "nan" or "clip", as in `learned_position_encoding`.
+        init, stddev, preset: First value of `table`, as in `init_position_table`.
+        padding_idx: Row that begins as zero and stays as it is, or None.
+        out_of_range: "error", "nan", "zero" or "clip", as in `learned_position_encoding`.
         dtype: float32 or float64, of `table`.
         rngs: Source of randomness; its stream `params` is used.
     Raises:
@@ -146,6 +168,8 @@ class LearnedPositionalEncoding(nnx.Module):
         *,
         init: Init = "normal",
         stddev: float = 0.02,
+        preset: str = "paper",
+        padding_idx: int | None = None,
         out_of_range: OutOfRange = "error",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -154,9 +178,17 @@ class LearnedPositionalEncoding(nnx.Module):
         check_size("d_model", d_model)
         check_choice("out_of_range", out_of_range, OUT_OF_RANGE)
         self.max_len, self.d_model = max_len, d_model
+        self.padding_idx = padding_idx
         self.out_of_range: OutOfRange = out_of_range
         table = init_position_table(
-            rngs.params(), max_len, d_model, init=init, stddev=stddev, dtype=dtype
+            rngs.params(),
+            max_len,
+            d_model,
+            init=init,
+            stddev=stddev,
+            preset=preset,
+            padding_idx=padding_idx,
+            dtype=dtype,
         )
         self.table = nnx.Param(table)
 
@@ -186,7 +218,10 @@ class LearnedPositionalEncoding(nnx.Module):
         if positions is None and self.out_of_range == "error":
             check_rows(offset, x.shape[-2], self.max_len)
         encoding = learned_position_encoding(
-            self.table[...], tokens, out_of_range=self.out_of_range
+            self.table[...],
+            tokens,
+            padding_idx=self.padding_idx,
+            out_of_range=self.out_of_range,
         )
         return add_position_encoding(x, encoding)
 
@@ -260,11 +295,12 @@ class AlibiPositionEmbedding(nnx.Module):
     """Add ALiBi's linear bias to attention scores: scores + `alibi_bias`.
 
     Tutorials add the signed bias m (j - i), which rewards keys in the future wherever nothing masks them. The
-    default here is the distance, -m |i - j|; under a causal mask all kinds give the same attention.
+    default here is the distance, -m |i - j|; under a causal mask all kinds but "future" give the same attention.
 
     Args:
         num_heads: Query heads.
-        kind: "symmetric", "signed" or "key", as in `alibi_bias`.
+        kind: As in `alibi_bias`, but for "manhattan" and "euclidean".
+        rule, bias_max, num_biased: Of the slopes, as in `alibi_slopes`.
         dtype: float32 or float64, of the slopes and the bias.
     Raises:
         TypeError, ValueError: if `num_heads` is not an int of at least 1, or an option is unknown.
@@ -273,18 +309,34 @@ class AlibiPositionEmbedding(nnx.Module):
     """
 
     def __init__(
-        self, num_heads: int, *, kind: Kind = "symmetric", dtype: Any = jnp.float32
+        self,
+        num_heads: int,
+        *,
+        kind: Kind = "symmetric",
+        rule: Rule = "authors",
+        bias_max: float = 8.0,
+        num_biased: int | None = None,
+        dtype: Any = jnp.float32,
     ) -> None:
         check_size("num_heads", num_heads)
         check_choice("kind", kind, KINDS)
         check_table_dtype("dtype", dtype)
         self.num_heads, self.dtype = num_heads, dtype
         self.kind: Kind = kind
+        self.rule: Rule = rule
+        self.bias_max, self.num_biased = bias_max, num_biased
+        _ = self.slopes
 
     @property
     def slopes(self) -> Float[np.ndarray, " heads"]:
         """[num_heads], logits per token, as from `alibi_slopes`."""
-        return alibi_slopes(self.num_heads, dtype=self.dtype)
+        return alibi_slopes(
+            self.num_heads,
+            rule=self.rule,
+            bias_max=self.bias_max,
+            num_biased=self.num_biased,
+            dtype=self.dtype,
+        )
 
     def __call__(
         self,

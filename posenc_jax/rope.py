@@ -27,6 +27,7 @@ from jax import Array
 from . import _exact, _hf
 from ._checks import (
     as_axes,
+    as_coordinates,
     as_floating,
     as_length,
     as_positions,
@@ -43,7 +44,6 @@ from ._checks import (
     compute_dtype,
     host_dtype,
     is_array,
-    is_size,
 )
 from ._progression import geometric
 from .rope_scaling import Scaling
@@ -358,13 +358,12 @@ def rope_cos_sin(
     check_table_dtype("dtype", dtype)
     check_choice("angles", angles, ANGLES)
     check_factor("attention_factor", attention_factor)
-    if axes is not None and is_size(positions):
-        raise TypeError(
-            "`positions` must be an array of coordinates where there are `axes`, "
-            "got int."
-        )
-    real = axes is not None and angles != "exact"
-    positions = as_positions("positions", positions, real=real)
+    if axes is None:
+        positions = as_positions("positions", positions)
+    else:
+        axes = as_axes("axes", axes)
+        real = angles != "exact"
+        positions = as_coordinates("positions", positions, axes, real=real)
     frequencies, inv_freq = inv_freq, as_table("inv_freq", inv_freq)
     if inv_freq.ndim != 1:
         raise ValueError(f"`inv_freq` must be [n], got shape {tuple(inv_freq.shape)}.")
@@ -525,12 +524,11 @@ def permute_rope_weights(
     return permuted.reshape(weight.shape)
 
 
-def _coordinates(positions: Array, axes: Sequence[int] | None, pairs: int) -> Array:
+def _coordinates(positions: Array, axes: tuple[int, ...] | None, pairs: int) -> Array:
     """The coordinate that each pair takes: [..., 1], or [..., axes] -> [..., pairs]."""
     if axes is None:
         return positions[..., None]
-    axes = as_axes("axes", axes)
-    _check_axes(axes, positions, pairs)
+    _check_axis_count(axes, pairs)
     # Selects are elementwise, and fuse where a gather of channels would not.
     chosen = np.array(axes)
     coordinates = jnp.broadcast_to(positions[..., :1], (*positions.shape[:-1], pairs))
@@ -718,16 +716,6 @@ def _check_axis_count(axes: tuple[int, ...], pairs: int) -> None:
     if len(axes) != pairs:
         raise ValueError(
             f"`axes` must have one int for each of {pairs} pairs, got {len(axes)}."
-        )
-
-
-def _check_axes(axes: tuple[int, ...], positions: Array, pairs: int) -> None:
-    _check_axis_count(axes, pairs)
-    count = max(axes) + 1
-    if positions.ndim < 1 or positions.shape[-1] != count:
-        raise ValueError(
-            f"`positions` must be [..., {count}], one coordinate for each of `axes`, "
-            f"got shape {tuple(positions.shape)}."
         )
 
 

@@ -3,14 +3,16 @@
     PE[t, 2i]     = sin(t * inv_freq[i])
     PE[t, 2i + 1] = cos(t * inv_freq[i]),    inv_freq[i] = base ** (-2 i / dim)
 
-Two spacings of the frequencies and three orders of the columns are in use, and libraries ship different
-tables under one name; here they are arguments.
+Libraries ship different tables under one name: the spacing of the frequencies, the order of the columns and the order
+of the axes of a grid are arguments here, and a preset has the arguments of each family.
 
 Source: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762, section 3.5.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax.numpy as jnp
@@ -19,40 +21,59 @@ from jax import Array
 
 from . import _exact
 from ._checks import (
+    as_axes,
+    as_coordinates,
     as_floating,
     as_positions,
+    as_table,
     check_choice,
     check_exact,
+    check_factor,
     check_fits,
+    check_position,
     check_positive,
     check_rank,
     check_size,
     check_table_dtype,
     compute_dtype,
+    is_array,
 )
-from ._progression import geometric
+from ._presets import NAMES, Options, expand
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int64, Real
+    from jaxtyping import Float, Real
 
-__all__ = ["add_position_encoding", "sinusoidal_position_encoding"]
+__all__ = [
+    "add_position_encoding",
+    "fourier_position_encoding",
+    "sinusoidal_position_encoding",
+    "sinusoidal_preset",
+]
 
-Layout = Literal["interleaved", "half", "half_cos_first"]
-Spacing = Literal["dim", "endpoint"]
+Layout = Literal["interleaved", "half", "half_cos_first", "half_across_axes"]
+Spacing = Literal["dim", "half", "endpoint", "next_even"]
 Angles = Literal["float32", "exact"]
 
-LAYOUTS = ("interleaved", "half", "half_cos_first")
-SPACINGS = ("dim", "endpoint")
+LAYOUTS = ("interleaved", "half", "half_cos_first", "half_across_axes")
+SPACINGS = ("dim", "half", "endpoint", "next_even")
 ANGLES = ("float32", "exact")
+
+# base, numerator, denominator, count, scale
+Series = tuple[float, int, int, int, float]
 
 
 def sinusoidal_position_encoding(
     positions: int | Real[Array, "*positions"],
     dim: int,
     *,
-    base: float = 10_000.0,
-    layout: Layout = "interleaved",
-    spacing: Spacing = "dim",
+    preset: str = "paper",
+    base: float | Sequence[float] | None = None,
+    layout: Layout | None = None,
+    spacing: Spacing | None = None,
+    axes: Sequence[int] | None = None,
+    angle_scale: float | None = None,
+    amplitude: float | Float[Array, ""] | Literal["rsqrt_dim"] | None = None,
+    padding_idx: int | None = None,
     angles: Angles = "float32",
     dtype: Any = jnp.float32,
 ) -> Float[Array, "*positions dim"]:
@@ -60,19 +81,29 @@ def sinusoidal_position_encoding(
 
         angle[t, i] = t * inv_freq[i]
         inv_freq[i] = base ** (-2 i / dim)          spacing "dim", the paper's
-        inv_freq[i] = base ** (-i / (half - 1))     spacing "endpoint", tensor2tensor's, half = dim // 2
+        inv_freq[i] = base ** (-i / half)           spacing "half", half = dim // 2
+        inv_freq[i] = base ** (-i / (half - 1))     spacing "endpoint", tensor2tensor's
+        inv_freq[i] = base ** (-2 i / (dim + 1))    spacing "next_even", for an odd dim
 
-    An odd `dim` with spacing "dim" has one sine more than cosines, so every frequency of the formula
-    appears (Hugging Face's rule for Marian); with spacing "endpoint" the last column is zero (tensor2tensor's rule).
+    For an even `dim`, "dim", "half" and "next_even" are the same. For an odd one, "dim" and "next_even" have one sine
+    more than cosines, "half" and "endpoint" a last column of zeros. An option that is None is the preset's.
 
     Args:
         positions: An int n for 0..n-1, or an array of any shape: integers in tokens, or float32 or
-            float64 times, as diffusion models use.
+            float64 times, as diffusion models use. With `axes`, an array [*positions, axes] of coordinates.
         dim: Columns of the encoding.
-        base: Ratio of the longest wavelength to the shortest (approached, not reached, by "dim").
-        layout: "interleaved" (sin, cos, sin, cos: the paper's), "half" (all sines, then all cosines)
-            or "half_cos_first" (all cosines, then all sines).
-        spacing: "dim" or "endpoint".
+        preset: Whose table, by the name of a library or a model: `sinusoidal_preset` shows what it stands for.
+        base: Ratio of the longest wavelength to the shortest (which only "endpoint" reaches); with `axes` it may be
+            one for each axis of the positions. The paper's is 10000.
+        layout: "interleaved" (sin, cos, sin, cos: the paper's), "half" (all sines, then all cosines) or
+            "half_cos_first" (all cosines, then all sines), of each block where there are `axes`; "half_across_axes"
+            (the sines of all blocks, then the cosines of all).
+        spacing: "dim" (the paper's), "half", "endpoint" or "next_even".
+        axes: Where positions have several coordinates, which of them each block of dim / len(axes) columns encodes:
+            (1, 0) is the column of a grid, then the row. Everything above then holds for each block.
+        angle_scale: Factor of the angles. (Wavelengths from 2 pi a to 2 pi b are base b / a, angle_scale 1 / a.)
+        amplitude: Factor of the encoding, a number or a scalar array, which may be learnt; "rsqrt_dim" is dim ** -0.5.
+        padding_idx: Position whose encoding is zero, as in fairseq; the paper has none.
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32 model does;
             the angle is then off by up to 7.8e-3 radians at position 131071. "exact": in integers, so that the
             encoding is right to 1.2e-7 at every int32 position; positions must be integers, and `dtype` float32.
@@ -80,40 +111,110 @@ def sinusoidal_position_encoding(
     Returns:
         [*positions, dim] in `dtype`.
     Raises:
-        TypeError: if positions are neither integers nor (but for exact angles) float32 or float64, or dtype is neither
-            float.
-        ValueError: if `dim` is below 1 (2 for "endpoint"), `base` not positive, an option unknown, or exact angles are
-            asked for in float64 or of a position that does not fit int32.
+        TypeError: if positions are neither integers nor (but for exact angles) float32 or float64, an option is of the
+            wrong type, or dtype is neither float.
+        ValueError: if a block has no column (fewer than 2 for "half" and "endpoint"), a factor is not positive, an
+            option is unknown, `axes` do not fit, or exact angles are asked for in float64 or of a position that does
+            not fit int32.
     Source:
-        arXiv:1706.03762, section 3.5; spacing "endpoint" from tensor2tensor's get_timing_signal_1d.
+        arXiv:1706.03762, section 3.5; "endpoint" from get_timing_signal_1d of tensor2tensor, "half" from
+        get_timestep_embedding of diffusers, "next_even" from positional-encodings; the rest from each family's code.
     """
+    check_choice("preset", preset, NAMES)
+    options = expand(
+        preset,
+        base=base,
+        layout=layout,
+        spacing=spacing,
+        axes=axes,
+        angle_scale=angle_scale,
+        amplitude=amplitude,
+        padding_idx=padding_idx,
+    )
     check_table_dtype("dtype", dtype)
-    check_positive("base", base)
-    check_choice("layout", layout, LAYOUTS)
-    check_choice("spacing", spacing, SPACINGS)
     check_choice("angles", angles, ANGLES)
-    check_size("dim", dim, at_least=2 if spacing == "endpoint" else 1)
-    positions = as_positions("positions", positions, real=angles != "exact")
+    width, bases = _check_options(dim, options)
+    real = angles != "exact"
+    if options.axes is None:
+        positions = as_positions("positions", positions, real=real)
+        coordinates = [positions]
+    else:
+        positions = as_coordinates("positions", positions, options.axes, real=real)
+        coordinates = [positions[..., axis] for axis in options.axes]
     if angles == "exact":
         check_exact(positions, dtype)
-        turns = _turns(dim, float(base), spacing)
-        cos, sin = _exact.cos_sin(positions[..., None], turns)
-        cos = cos[..., : dim // 2]
-    else:
-        inv_freq = np.array(_inv_freq(dim, float(base), spacing), dtype)
-        angle = positions[..., None].astype(dtype) * inv_freq
-        sin, cos = jnp.sin(angle), jnp.cos(angle[..., : dim // 2])
-    if layout == "half":
-        columns = jnp.concatenate((sin, cos), -1)
-    elif layout == "half_cos_first":
-        columns = jnp.concatenate((cos, sin), -1)
-    else:
-        pairs = jnp.stack((sin[..., : dim // 2], cos), -1)
-        pairs = pairs.reshape(*positions.shape, 2 * (dim // 2))
-        columns = jnp.concatenate((pairs, sin[..., dim // 2 :]), -1)
-    missing = dim - columns.shape[-1]
-    around = [(0, 0)] * positions.ndim + [(0, missing)]
-    return jnp.pad(columns, around) if missing else columns
+    sines, cosines = [], []
+    for coordinate, base in zip(coordinates, bases, strict=True):
+        series = (base, *_exponents(width, options.spacing), options.angle_scale)
+        sin, cos = _sines_and_cosines(coordinate, series, angles, dtype)
+        sines.append(sin)
+        cosines.append(cos[..., : width // 2])
+    if options.layout == "half_across_axes":
+        sines, cosines = [jnp.concatenate(sines, -1)], [jnp.concatenate(cosines, -1)]
+    columns = [
+        _columns(sin, cos, options.layout, dim // len(sines))
+        for sin, cos in zip(sines, cosines, strict=True)
+    ]
+    encoding = columns[0] if len(columns) == 1 else jnp.concatenate(columns, -1)
+    if options.padding_idx is not None:
+        padding = positions == options.padding_idx
+        encoding = jnp.where(padding[..., None], 0, encoding)
+    amplitude = options.amplitude
+    return _scaled(encoding, dim**-0.5 if isinstance(amplitude, str) else amplitude)
+
+
+def sinusoidal_preset(name: str) -> dict[str, Any]:
+    """Say what a preset of `sinusoidal_position_encoding` stands for: `preset=name` is `**sinusoidal_preset(name)`.
+
+    Args:
+        name: Of a library or a model, such as "whisper".
+    Returns:
+        The options of `sinusoidal_position_encoding` by name.
+    Raises:
+        ValueError: if the name is unknown; the message has those that are known.
+    """
+    check_choice("name", name, NAMES)
+    return expand(name)._asdict()
+
+
+def fourier_position_encoding(
+    positions: Real[Array, "*positions axes"],
+    frequencies: Float[Array, "axes n"],
+    *,
+    layout: Layout = "half",
+) -> Float[Array, "*positions 2*n"]:
+    """Encode coordinates with frequencies of one's own, random or learnt (Fourier features).
+
+        angle[t, i] = 2 pi (t[0] frequencies[0, i] + t[1] frequencies[1, i] + ...)
+
+    Args:
+        positions: Coordinates, [*positions, axes]: integers, float32 or float64.
+        frequencies: Turns per unit of each coordinate, [axes, n], float32 or float64; differentiable.
+        layout: "half" (all sines, then all cosines), "half_cos_first" or "interleaved".
+    Returns:
+        [*positions, 2 n] in the dtype of `frequencies`.
+    Raises:
+        TypeError: if positions are not integers, float32 or float64, or frequencies not float32 or float64.
+        ValueError: if the axes do not fit, or `layout` is unknown.
+    Source:
+        Tancik et al., "Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020,
+        arXiv:2006.10739, section 5; GaussianFourierProjection of diffusers and the prompt encoder of SAM.
+    """
+    check_choice("layout", layout, LAYOUTS[:3])
+    frequencies = as_table("frequencies", frequencies)
+    if frequencies.ndim != 2 or frequencies.shape[0] == 0:
+        raise ValueError(
+            f"`frequencies` must be [axes, n], got shape {tuple(frequencies.shape)}."
+        )
+    axes = tuple(range(frequencies.shape[0]))
+    positions = as_coordinates("positions", positions, axes, real=True)
+    # A sum of broadcast products, never a matmul: TF32 or bfloat16 passes would round the positions.
+    coordinates = positions.astype(frequencies.dtype)
+    turns = coordinates[..., :1] * frequencies[0]
+    for axis in axes[1:]:
+        turns = turns + coordinates[..., axis, None] * frequencies[axis]
+    angle = 2 * math.pi * turns
+    return _columns(jnp.sin(angle), jnp.cos(angle), layout, 2 * angle.shape[-1])
 
 
 def add_position_encoding(
@@ -139,17 +240,85 @@ def add_position_encoding(
     return (x.astype(dtype) + encoding.astype(dtype)).astype(x.dtype)
 
 
-def _inv_freq(dim: int, base: float, spacing: Spacing) -> list[float]:
-    """Angles per unit of position."""
-    if spacing == "endpoint":
-        half = dim // 2
-        return [base ** (-i / max(half - 1, 1)) for i in range(half)]
-    return geometric(base, dim)
+def _check_options(dim: int, options: Options) -> tuple[int, tuple[float, ...]]:
+    """Columns of each block, and its base."""
+    check_choice("layout", options.layout, LAYOUTS)
+    check_choice("spacing", options.spacing, SPACINGS)
+    check_positive("angle_scale", options.angle_scale)
+    if not isinstance(options.amplitude, str):
+        check_factor("amplitude", options.amplitude)
+    else:
+        check_choice("amplitude", options.amplitude, ("rsqrt_dim",))
+    if options.padding_idx is not None:
+        check_position("padding_idx", options.padding_idx)
+    smallest = 2 if options.spacing in ("half", "endpoint") else 1
+    if options.axes is None:
+        check_size("dim", dim, at_least=smallest)
+        check_positive("base", options.base)
+        return dim, (float(options.base),)
+    axes = as_axes("axes", options.axes)
+    check_size("dim", dim, at_least=smallest * len(axes))
+    if dim % len(axes):
+        raise ValueError(
+            f"`dim` must be a multiple of {len(axes)}, the axes, got {dim}."
+        )
+    if options.padding_idx is not None:
+        raise ValueError(
+            f"`padding_idx` must be None where there are `axes`, got {options.padding_idx}."
+        )
+    bases = options.base
+    if not isinstance(bases, (list, tuple)):
+        bases = (bases,) * (max(axes) + 1)
+    for i, base in enumerate(bases):
+        check_positive(f"base[{i}]" if bases is options.base else "base", base)
+    if len(bases) != max(axes) + 1:
+        raise ValueError(
+            f"`base` must be a number or {max(axes) + 1} of them, one for each axis, "
+            f"got {len(bases)}."
+        )
+    return dim // len(axes), tuple(float(bases[axis]) for axis in axes)
 
 
-def _turns(dim: int, base: float, spacing: Spacing) -> Int64[np.ndarray, " n"]:
-    """The same for exact angles."""
+def _exponents(width: int, spacing: Spacing) -> tuple[int, int, int]:
+    """Numerator, denominator and number of the exponents -i numerator / denominator of the base."""
+    half = width // 2
+    if spacing == "half":
+        return 1, half, half
     if spacing == "endpoint":
-        half = dim // 2
-        return _exact.geometric_turns(base, 1, max(half - 1, 1), half)
-    return _exact.geometric_turns(base, 2, dim, (dim + 1) // 2)
+        return 1, max(half - 1, 1), half
+    return 2, width + width % 2 if spacing == "next_even" else width, (width + 1) // 2
+
+
+def _sines_and_cosines(
+    positions: Real[Array, "*positions"], series: Series, angles: Angles, dtype: Any
+) -> tuple[Float[Array, "*positions n"], Float[Array, "*positions n"]]:
+    """Of every position times scale * base ** (-i * numerator / denominator), i = 0..count-1."""
+    base, numerator, denominator, count, scale = series
+    if angles == "exact":
+        turns = _exact.geometric_turns(base, numerator, denominator, count, scale)
+        cos, sin = _exact.cos_sin(positions[..., None], turns)
+        return sin, cos
+    inv_freq = [scale * base ** (-numerator * i / denominator) for i in range(count)]
+    angle = positions[..., None].astype(dtype) * np.array(inv_freq, dtype)
+    return jnp.sin(angle), jnp.cos(angle)
+
+
+def _columns(sin: Array, cos: Array, layout: Layout, width: int) -> Array:
+    """Put the columns in order; what is missing is zero."""
+    if layout == "interleaved":
+        pairs = cos.shape[-1]
+        mixed = jnp.stack((sin[..., :pairs], cos), -1)
+        mixed = mixed.reshape(*cos.shape[:-1], 2 * pairs)
+        columns = jnp.concatenate((mixed, sin[..., pairs:]), -1)
+    else:
+        order = (cos, sin) if layout == "half_cos_first" else (sin, cos)
+        columns = jnp.concatenate(order, -1)
+    missing = width - columns.shape[-1]
+    around = [(0, 0)] * (columns.ndim - 1) + [(0, missing)]
+    return jnp.pad(columns, around) if missing else columns
+
+
+def _scaled(encoding: Array, amplitude: Any) -> Array:
+    if not is_array(amplitude) and amplitude == 1:
+        return encoding
+    return encoding * jnp.asarray(amplitude, encoding.dtype)

@@ -5,14 +5,28 @@ from .attention import (
     dot_product_attention,
     scaled_dot_product_attention_with_alibi,
 )
-from .learned import init_position_table, learned_position_encoding
+from .learned import (
+    axial_position_encoding,
+    init_position_table,
+    learned_position_encoding,
+    resize_position_table,
+)
 from .modules import (
     AlibiPositionEmbedding,
     LearnedPositionalEncoding,
     RotaryPositionEmbedding,
     SinusoidalPositionalEncoding,
 )
-from .positions import last_positions, position_range
+from .positions import (
+    grid_positions,
+    grid_positions_from_mask,
+    last_positions,
+    patch_centres,
+    position_range,
+    positions_from_mask,
+    positions_from_segments,
+    shard_positions,
+)
 from .rope import (
     RopeConfig,
     apply_rope,
@@ -21,7 +35,7 @@ from .rope import (
     rope_cos_sin,
     rotate_half,
 )
-from .rope_axes import grid_positions, mrope_axes, patch_centres
+from .rope_axes import mrope_axes
 from .rope_scaling import (
     DynamicNtkScaling,
     LinearScaling,
@@ -33,7 +47,12 @@ from .rope_scaling import (
     YarnScaling,
     yarn_mscale,
 )
-from .sinusoidal import add_position_encoding, sinusoidal_position_encoding
+from .sinusoidal import (
+    add_position_encoding,
+    fourier_position_encoding,
+    sinusoidal_position_encoding,
+    sinusoidal_preset,
+)
 from .xpos import xpos_scale
 
 __all__ = [
@@ -55,8 +74,11 @@ __all__ = [
     "alibi_slopes",
     "apply_rope",
     "apply_rotary_pos_emb",
+    "axial_position_encoding",
     "dot_product_attention",
+    "fourier_position_encoding",
     "grid_positions",
+    "grid_positions_from_mask",
     "init_position_table",
     "last_positions",
     "learned_position_encoding",
@@ -64,10 +86,15 @@ __all__ = [
     "patch_centres",
     "permute_rope_weights",
     "position_range",
+    "positions_from_mask",
+    "positions_from_segments",
+    "resize_position_table",
     "rope_cos_sin",
     "rotate_half",
     "scaled_dot_product_attention_with_alibi",
+    "shard_positions",
     "sinusoidal_position_encoding",
+    "sinusoidal_preset",
     "xpos_scale",
     "yarn_mscale",
 ]

@@ -64,6 +64,12 @@ def check_length(name: str, value: Any, *, at_least: int = 1) -> None:
         raise ValueError(f"`{name}` must fit int32, got {value}.")
 
 
+def check_position(name: str, value: Any) -> None:
+    check_size(name, value, at_least=-(2**31))
+    if isinstance(value, int) and value >= 2**31:
+        raise ValueError(f"`{name}` must fit int32, got {value}.")
+
+
 def check_positive(name: str, value: Any) -> None:
     number = isinstance(value, (int, float, np.integer, np.floating))
     number = number and not isinstance(value, bool)
@@ -205,6 +211,18 @@ def as_length(name: str, length: Any) -> Any:
     return length if known else torch.scalar_tensor(length, dtype=torch.int64)
 
 
+def as_sizes(name: str, sizes: Any) -> tuple[int, ...]:
+    """An int, or one for each axis of a grid."""
+    if not isinstance(sizes, (list, tuple)):
+        check_size(name, sizes)
+        return (sizes,)
+    for i, size in enumerate(sizes):
+        check_size(f"{name}[{i}]", size)
+    if not sizes:
+        raise ValueError(f"`{name}` must have an int for each axis, got {sizes}.")
+    return tuple(sizes)
+
+
 def as_axes(name: str, axes: Any) -> tuple[int, ...]:
     if not isinstance(axes, (list, tuple)):
         raise TypeError(f"`{name}` must be a tuple of ints, got {describe(axes)}.")
@@ -213,6 +231,24 @@ def as_axes(name: str, axes: Any) -> tuple[int, ...]:
     if not axes or set(axes) != set(range(max(axes) + 1)):
         raise ValueError(f"`{name}` must name every axis from 0 on, got {axes}.")
     return tuple(axes)
+
+
+def as_coordinates(
+    name: str, positions: Any, axes: tuple[int, ...], *, real: bool
+) -> Tensor:
+    """An array [..., axes] of coordinates, one for each of the axes."""
+    if is_size(positions):
+        raise TypeError(
+            f"`{name}` must be an array of coordinates where there are `axes`, got int."
+        )
+    positions = as_positions(name, positions, real=real)
+    count = max(axes) + 1
+    if positions.ndim < 1 or positions.shape[-1] != count:
+        raise ValueError(
+            f"`{name}` must be [..., {count}], one coordinate for each of `axes`, "
+            f"got shape {tuple(positions.shape)}."
+        )
+    return positions
 
 
 def check_sections(name: str, sections: Any, order: str) -> None:

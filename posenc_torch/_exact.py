@@ -62,9 +62,9 @@ def turns(inv_freq: Float[np.ndarray | Tensor, " n"]) -> Int64[np.ndarray, " n"]
 # Its arguments are constants of a compiled program, which is compiled again where they change.
 @torch.compiler.assume_constant_result
 def geometric_turns(
-    base: float, numerator: int, denominator: int, count: int
+    base: float, numerator: int, denominator: int, count: int, scale: float = 1.0
 ) -> Int64[np.ndarray, " count"]:
-    """Likewise for the frequencies base ** (-i * numerator / denominator), i = 0..count-1, as the formula has them.
+    """Likewise for scale * base ** (-i * numerator / denominator), i = 0..count-1, as the formula has them.
 
     (Powers in float64 are off by some 5e-16 of their value, which is 1e-6 radians at position 2 ** 31.)
     """
@@ -72,7 +72,7 @@ def geometric_turns(
     with decimal.localcontext(decimal.Context(prec=digits)):
         exponent = decimal.Decimal(-numerator) / denominator
         ratio = int(decimal.Decimal(base) ** exponent * 2**bits)
-    powers = [1 << bits]
+        powers = [int(decimal.Decimal(scale) * 2**bits)]
     while len(powers) < count:
         powers.append(powers[-1] * ratio >> bits)
     return _wrapped((power, bits) for power in powers[:count])

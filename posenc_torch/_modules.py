@@ -9,12 +9,14 @@ from torch import Tensor
 from ._checks import (
     as_floating,
     as_positions,
+    check_choice,
     check_fits,
     check_rank,
     check_size,
     describe,
     is_array,
 )
+from ._presets import LINE_NAMES
 from .positions import last_positions, position_range
 from .rope import RopeConfig
 
@@ -101,6 +103,17 @@ def is_tabulated(offset: Any, length: int, max_len: int) -> bool:
     if not isinstance(offset, int) or isinstance(offset, bool):
         return False
     return 0 <= offset <= max_len - length
+
+
+def check_sinusoidal(max_len: int, d_model: int, preset: Any, amplitude: Any) -> None:
+    """What a module asks beyond the function: one coordinate, and no array that would be a parameter."""
+    check_size("max_len", max_len)
+    check_size("d_model", d_model)
+    check_choice("preset", preset, LINE_NAMES)
+    if is_array(amplitude):
+        raise TypeError(
+            f"`amplitude` must be a number in a module, got {describe(amplitude)}."
+        )
 
 
 def check_embeddings(x: Any, d_model: int) -> None:

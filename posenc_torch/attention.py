@@ -73,7 +73,7 @@ def dot_product_attention(
         is_causal: Attend only to keys with key_position <= query_position.
         scale: Factor of q . k, above 0; None means 1 / sqrt(head_dim).
         alibi_slopes: Adds `alibi_bias(query_positions, key_positions, alibi_slopes)`; [heads], differentiable.
-        alibi_kind: "symmetric", "signed" or "key"; see `alibi_bias`.
+        alibi_kind: "symmetric", "signed", "key", "past" or "future"; see `alibi_bias`.
         query_positions, key_positions: Tokens, [q] and [k] or with batch axes. None means 0, 1, 2, ...
             for keys, and for queries if there are as many queries as keys; otherwise where the queries stand
             must be said, since half of the field aligns them with the first keys and half with the last.

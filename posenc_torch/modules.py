@@ -6,7 +6,7 @@ its device, but they are not in the state dict and no cast rounds them: see `_Ho
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ._modules import (
     check_left_out,
     check_rows,
     check_scores,
+    check_sinusoidal,
     is_tabulated,
     rope_config,
     rope_length,
@@ -25,7 +26,7 @@ from ._modules import (
     score_query_positions,
     token_positions,
 )
-from .alibi import KINDS, Kind, alibi_bias, alibi_slopes
+from .alibi import KINDS, Kind, Rule, alibi_bias, alibi_slopes
 from .learned import (
     OUT_OF_RANGE,
     Init,
@@ -89,7 +90,8 @@ class SinusoidalPositionalEncoding(_HostConstants):
     Args:
         max_len: Length of the table, tokens.
         d_model: Channels of x.
-        base, layout, spacing: As in `sinusoidal_position_encoding`.
+        preset, base, layout, spacing, angle_scale, amplitude, padding_idx: As in `sinusoidal_position_encoding`, for
+            one coordinate and an amplitude that is a number.
         dtype: float32 or float64, of the encoding; casting the module does not change it.
     Raises:
         TypeError, ValueError: if a size is not an int of at least 1, or as `sinusoidal_position_encoding`.
@@ -104,18 +106,24 @@ class SinusoidalPositionalEncoding(_HostConstants):
         max_len: int,
         d_model: int,
         *,
-        base: float = 10_000.0,
-        layout: Layout = "interleaved",
-        spacing: Spacing = "dim",
+        preset: str = "paper",
+        base: float | None = None,
+        layout: Layout | None = None,
+        spacing: Spacing | None = None,
+        angle_scale: float | None = None,
+        amplitude: float | Literal["rsqrt_dim"] | None = None,
+        padding_idx: int | None = None,
         dtype: Any = torch.float32,
     ) -> None:
         super().__init__()
-        check_size("max_len", max_len)
-        check_size("d_model", d_model)
+        check_sinusoidal(max_len, d_model, preset, amplitude)
         self.max_len, self.d_model = max_len, d_model
-        self.base = base
-        self.layout: Layout = layout
-        self.spacing: Spacing = spacing
+        self.preset, self.base = preset, base
+        self.layout: Layout | None = layout
+        self.spacing: Spacing | None = spacing
+        self.angle_scale = angle_scale
+        self.amplitude: float | Literal["rsqrt_dim"] | None = amplitude
+        self.padding_idx = padding_idx
         self.dtype = dtype
         self._fill(torch.get_default_device())
 
@@ -148,9 +156,13 @@ class SinusoidalPositionalEncoding(_HostConstants):
         return sinusoidal_position_encoding(
             positions,
             self.d_model,
+            preset=self.preset,
             base=self.base,
             layout=self.layout,
             spacing=self.spacing,
+            angle_scale=self.angle_scale,
+            amplitude=self.amplitude,
+            padding_idx=self.padding_idx,
             dtype=self.dtype,
         )
 
@@ -170,8 +182,9 @@ class LearnedPositionalEncoding(nn.Module):
     Args:
         max_len: Rows of `table`, tokens.
         d_model: Channels of x.
-        init, stddev: First value of `table`, as in `init_position_table`.
-        out_of_range: "error", "nan" or "clip", as in `learned_position_encoding`.
+        init, stddev, preset: First value of `table`, as in `init_position_table`.
+        padding_idx: Row that begins as zero and stays as it is, or None.
+        out_of_range: "error", "nan", "zero" or "clip", as in `learned_position_encoding`.
         generator: Source of randomness; None means torch's default one.
         dtype: float32 or float64, of `table`; it is a parameter, so casting the module casts it.
     Raises:
@@ -187,6 +200,8 @@ class LearnedPositionalEncoding(nn.Module):
         *,
         init: Init = "normal",
         stddev: float = 0.02,
+        preset: str = "paper",
+        padding_idx: int | None = None,
         out_of_range: OutOfRange = "error",
         generator: torch.Generator | None = None,
         dtype: Any = torch.float32,
@@ -198,7 +213,7 @@ class LearnedPositionalEncoding(nn.Module):
         check_table_dtype("dtype", dtype)
         self.max_len, self.d_model = max_len, d_model
         self.init: Init = init
-        self.stddev = stddev
+        self.stddev, self.preset, self.padding_idx = stddev, preset, padding_idx
         self.out_of_range: OutOfRange = out_of_range
         self.table = nn.Parameter(torch.empty(max_len, d_model, dtype=dtype))
         self.reset_parameters(generator=generator)
@@ -215,6 +230,8 @@ class LearnedPositionalEncoding(nn.Module):
             self.d_model,
             init=self.init,
             stddev=self.stddev,
+            preset=self.preset,
+            padding_idx=self.padding_idx,
             generator=generator,
             dtype=torch.float64 if double else torch.float32,
         )
@@ -246,7 +263,10 @@ class LearnedPositionalEncoding(nn.Module):
         if positions is None and self.out_of_range == "error":
             check_rows(offset, x.shape[-2], self.max_len)
         encoding = learned_position_encoding(
-            self.table, tokens, out_of_range=self.out_of_range
+            self.table,
+            tokens,
+            padding_idx=self.padding_idx,
+            out_of_range=self.out_of_range,
         )
         return add_position_encoding(x, encoding)
 
@@ -348,11 +368,12 @@ class AlibiPositionEmbedding(_HostConstants):
     """Add ALiBi's linear bias to attention scores: scores + `alibi_bias`.
 
     Tutorials add the signed bias m (j - i), which rewards keys in the future wherever nothing masks them. The
-    default here is the distance, -m |i - j|; under a causal mask all kinds give the same attention.
+    default here is the distance, -m |i - j|; under a causal mask all kinds but "future" give the same attention.
 
     Args:
         num_heads: Query heads.
-        kind: "symmetric", "signed" or "key", as in `alibi_bias`.
+        kind: As in `alibi_bias`, but for "manhattan" and "euclidean".
+        rule, bias_max, num_biased: Of the slopes, as in `alibi_slopes`.
         dtype: float32 or float64, of the slopes and the bias; casting the module does not change it.
     Attributes:
         slopes: [num_heads], logits per token, as from `alibi_slopes`.
@@ -365,12 +386,21 @@ class AlibiPositionEmbedding(_HostConstants):
     slopes: Tensor
 
     def __init__(
-        self, num_heads: int, *, kind: Kind = "symmetric", dtype: Any = torch.float32
+        self,
+        num_heads: int,
+        *,
+        kind: Kind = "symmetric",
+        rule: Rule = "authors",
+        bias_max: float = 8.0,
+        num_biased: int | None = None,
+        dtype: Any = torch.float32,
     ) -> None:
         super().__init__()
         check_choice("kind", kind, KINDS)
         self.num_heads, self.dtype = num_heads, dtype
         self.kind: Kind = kind
+        self.rule: Rule = rule
+        self.bias_max, self.num_biased = bias_max, num_biased
         self._fill(torch.get_default_device())
 
     def forward(
@@ -408,7 +438,14 @@ class AlibiPositionEmbedding(_HostConstants):
         return add_position_encoding(attention_scores, bias)
 
     def _constants(self) -> dict[str, Tensor]:
-        return {"slopes": alibi_slopes(self.num_heads, dtype=self.dtype)}
+        slopes = alibi_slopes(
+            self.num_heads,
+            rule=self.rule,
+            bias_max=self.bias_max,
+            num_biased=self.num_biased,
+            dtype=self.dtype,
+        )
+        return {"slopes": slopes}
 
     def extra_repr(self) -> str:
         """Show the sizes in the module's repr."""

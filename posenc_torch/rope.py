@@ -25,6 +25,7 @@ from torch import Tensor
 from . import _exact, _hf
 from ._checks import (
     as_axes,
+    as_coordinates,
     as_floating,
     as_length,
     as_positions,
@@ -41,7 +42,6 @@ from ._checks import (
     compute_dtype,
     host_dtype,
     is_array,
-    is_size,
 )
 from ._progression import geometric
 from .rope_scaling import Scaling
@@ -355,14 +355,13 @@ def rope_cos_sin(
     check_table_dtype("dtype", dtype)
     check_choice("angles", angles, ANGLES)
     check_factor("attention_factor", attention_factor)
-    if axes is not None and is_size(positions):
-        raise TypeError(
-            "`positions` must be an array of coordinates where there are `axes`, "
-            "got int."
-        )
-    device = inv_freq.device if isinstance(inv_freq, Tensor) else None
-    real = axes is not None and angles != "exact"
-    positions = as_positions("positions", positions, real=real, device=device)
+    if axes is None:
+        device = inv_freq.device if isinstance(inv_freq, Tensor) else None
+        positions = as_positions("positions", positions, device=device)
+    else:
+        axes = as_axes("axes", axes)
+        real = angles != "exact"
+        positions = as_coordinates("positions", positions, axes, real=real)
     frequencies, inv_freq = inv_freq, as_table("inv_freq", inv_freq, positions.device)
     if inv_freq.ndim != 1:
         raise ValueError(f"`inv_freq` must be [n], got shape {tuple(inv_freq.shape)}.")
@@ -518,12 +517,11 @@ def permute_rope_weights(
     return permuted.flatten(-2).movedim(-1, 0)
 
 
-def _coordinates(positions: Tensor, axes: Sequence[int] | None, pairs: int) -> Tensor:
+def _coordinates(positions: Tensor, axes: tuple[int, ...] | None, pairs: int) -> Tensor:
     """The coordinate that each pair takes: [..., 1], or [..., axes] -> [..., pairs]."""
     if axes is None:
         return positions[..., None]
-    axes = as_axes("axes", axes)
-    _check_axes(axes, positions, pairs)
+    _check_axis_count(axes, pairs)
     # Selects are elementwise, and fuse where a gather of channels would not.
     chosen = torch.tensor(axes, device=positions.device)
     coordinates = positions[..., :1].expand(*positions.shape[:-1], pairs)
@@ -657,16 +655,6 @@ def _check_axis_count(axes: tuple[int, ...], pairs: int) -> None:
     if len(axes) != pairs:
         raise ValueError(
             f"`axes` must have one int for each of {pairs} pairs, got {len(axes)}."
-        )
-
-
-def _check_axes(axes: tuple[int, ...], positions: Tensor, pairs: int) -> None:
-    _check_axis_count(axes, pairs)
-    count = max(axes) + 1
-    if positions.ndim < 1 or positions.shape[-1] != count:
-        raise ValueError(
-            f"`positions` must be [..., {count}], one coordinate for each of `axes`, "
-            f"got shape {tuple(positions.shape)}."
         )
 
 

@@ -11,16 +11,11 @@ the first half of the pairs to the rows has axes (0,) * n + (1,) * n; FLUX has (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import numpy as np
+from ._checks import check_choice, check_sections
 
-from ._checks import check_choice, check_sections, check_size
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-
-__all__ = ["grid_positions", "mrope_axes", "patch_centres"]
+__all__ = ["mrope_axes"]
 
 Order = Literal["chunked", "interleaved", "ernie"]
 
@@ -60,38 +55,3 @@ def mrope_axes(sections: Sequence[int], *, order: Order = "chunked") -> tuple[in
             f"for the order 'interleaved', got {sections}."
         )
     return axes
-
-
-def grid_positions(*sizes: int) -> Int[np.ndarray, "points axes"]:
-    """Coordinates of every point of a grid, the last axis fastest: (0, 0), (0, 1), ..., (1, 0), ...
-
-    Args:
-        sizes: Points along each axis, such as height and width in patches.
-    Returns:
-        NumPy int32 [product of sizes, axes].
-    Raises:
-        TypeError, ValueError: if a size is not an int of at least 1, or there is none.
-    """
-    for i, size in enumerate(sizes):
-        check_size(f"sizes[{i}]", size)
-    if not sizes:
-        raise ValueError("`sizes` must have an int for each axis, got none.")
-    grid = np.indices(sizes, np.int32)
-    return grid.reshape(len(sizes), -1).T
-
-
-def patch_centres(*sizes: int) -> Float[np.ndarray, "points axes"]:
-    """Centres of the patches of an image whose sides go from -1 to 1, whatever its size, the last axis fastest.
-
-    DINOv3 turns by 2 pi times a centre: multiply `inv_freq` by 2 pi.
-
-    Args:
-        sizes: Patches along each axis, such as height and width.
-    Returns:
-        NumPy float64 [product of sizes, axes], (2 i + 1) / size - 1.
-    Raises:
-        TypeError, ValueError: if a size is not an int of at least 1, or there is none.
-    Source:
-        Siméoni et al., "DINOv3", 2025, arXiv:2508.10104.
-    """
-    return (2 * grid_positions(*sizes) + 1) / np.array(sizes) - 1

@@ -25,9 +25,12 @@ __all__ = [
     "coordinates_gradient",
     "cos_sin",
     "dynamic_roundings",
+    "fourier",
+    "joined",
     "linear",
     "look_up",
     "progression",
+    "resize",
     "rope_cos_sin",
     "rotate",
     "scaled",
@@ -181,10 +184,15 @@ def dynamic_roundings(
 
 
 def sinusoid(
-    positions: np.ndarray, dim: int, base: float, layout: str, spacing: str
+    positions: np.ndarray,
+    dim: int,
+    base: float,
+    layout: str,
+    spacing: str,
+    scale: float = 1.0,
 ) -> Bounded:
     """Column by column: which function of which frequency stands there (Vaswani et al., 2017, section 3.5)."""
-    sin, cos, _ = _sinusoid_parts(positions, dim, base, spacing)
+    sin, cos, _ = _sinusoid_parts(positions, dim, base, spacing, scale)
     zero = exact(np.zeros(positions.shape))
     columns = [
         zero if part is None else {"sin": sin, "cos": cos}[part][..., i]
@@ -194,15 +202,16 @@ def sinusoid(
 
 
 def sinusoid_times_gradient(
-    cotangent: np.ndarray,
+    cotangent: Bounded,
     times: np.ndarray,
     dim: int,
     base: float,
     layout: str,
     spacing: str,
+    scale: float = 1.0,
 ) -> Bounded:
     """d/dt of sin(t w) is w cos(t w), of cos(t w) is -w sin(t w)."""
-    sin, cos, frequency = _sinusoid_parts(times, dim, base, spacing)
+    sin, cos, frequency = _sinusoid_parts(times, dim, base, spacing, scale)
     frequency = np.broadcast_to(frequency, cos.value.shape)
     rounded = Bounded(frequency, frequency)
     terms = []
@@ -210,26 +219,29 @@ def sinusoid_times_gradient(
         if part is None:
             continue
         slope = cos[..., i] if part == "sin" else -sin[..., i]
-        terms.append(exact(cotangent[..., column]) * slope * rounded[..., i])
+        terms.append(cotangent[..., column] * slope * rounded[..., i])
     return stack(terms, -1).sum(-1)
 
 
 def _sinusoid_parts(
-    positions: np.ndarray, dim: int, base: float, spacing: str
+    positions: np.ndarray, dim: int, base: float, spacing: str, scale: float
 ) -> tuple[Bounded, Bounded, np.ndarray]:
-    if spacing == "dim":
-        exponents = [2 * i / dim for i in range((dim + 1) // 2)]
-    else:
-        last = max(dim // 2 - 1, 1)
-        exponents = [i / last for i in range(dim // 2)]
-    frequencies = _powers(base, exponents)
+    half = dim // 2
+    whole = dim + 1 if spacing == "next_even" and dim % 2 else dim
+    exponents = {
+        "dim": [2 * i / dim for i in range(dim - half)],
+        "next_even": [2 * i / whole for i in range(dim - half)],
+        "half": [i / half for i in range(half)],
+        "endpoint": [i / max(half - 1, 1) for i in range(half)],
+    }[spacing]
+    frequencies = [scale * power for power in _powers(base, exponents)]
     cos, sin = cos_sin(positions, frequencies)
     return sin, cos, np.array(frequencies, float)
 
 
 def _columns(dim: int, layout: str, spacing: str) -> list[tuple[str | None, int]]:
     """What stands in every column: (function, frequency index), or (None, 0) for a zero."""
-    sines = (dim + 1) // 2 if spacing == "dim" else dim // 2
+    sines = dim - dim // 2 if spacing in ("dim", "next_even") else dim // 2
     sin = [("sin", i) for i in range(sines)]
     cos = [("cos", i) for i in range(dim // 2)]
     if layout == "half":
@@ -289,18 +301,24 @@ def rotate(
 
 
 def look_up(
-    table: Bounded, positions: np.ndarray, out_of_range: str, coarse: float = 1.0
+    table: Bounded,
+    positions: np.ndarray,
+    out_of_range: str,
+    coarse: float = 1.0,
+    padding_idx: int | None = None,
 ) -> tuple[Bounded, Callable[[Bounded], Bounded]]:
-    """Rows of the table; a position outside it gives NaN or, if clipped, the nearest row.
+    """Rows of the table; a position outside it gives NaN, zeros or, if clipped, the nearest row.
 
     Its gradient adds up in the dtype of the table, `coarse` times as roughly as the arithmetic elsewhere.
     """
     max_len = table.value.shape[0]
     nearest = np.clip(positions, 0, max_len - 1)
     inside = (positions == nearest) | (out_of_range == "clip")
+    trained = inside & (True if padding_idx is None else nearest != padding_idx)
+    outside = 0.0 if out_of_range == "zero" else np.nan
 
     def vjp(g: Bounded) -> Bounded:
-        received = where(inside[..., None], g, 0.0)
+        received = where(trained[..., None], g, 0.0)
         hits = (nearest[..., None] == np.arange(max_len)).reshape(-1, max_len)
         flat = received.move(lambda a: a.reshape(-1, a.shape[-1]))
         total = hits.T @ flat.value
@@ -309,14 +327,79 @@ def look_up(
         size = hits.T @ abs(flat.value)
         return Bounded(total, hits.T @ flat.units + coarse * adds * size)
 
-    return where(inside[..., None], table[nearest], np.nan), vjp
+    return where(inside[..., None], table[nearest], outside), vjp
 
 
-def alibi_slopes(num_heads: int) -> np.ndarray:
+def resize(
+    old: tuple[int, ...], new: tuple[int, ...], method: str, antialias: bool
+) -> Bounded:
+    """The matrix that resizes a grid of rows.
+
+    For every axis, Keys' cubic (1981, eq. 15) or a triangle about the place where the centres of rows agree, made wider
+    by old / new if the grid is antialiased and shrinks. Units: every weight is rounded once for each axis.
+    """
+    matrix = np.ones((1, 1))
+    for rows, size in zip(old, new, strict=True):
+        weights = np.zeros((size, rows))
+        stretch = max(rows / size, 1.0) if antialias else 1.0
+        kept = antialias or method == "keys_cubic"
+        for i in range(size):
+            place = (i + 0.5) * rows / size - 0.5
+            for j in range(-4 * rows, 5 * rows):
+                if kept and not 0 <= j < rows:
+                    continue
+                weight = _kernel(abs(place - j) / stretch, method, kept)
+                weights[i, min(max(j, 0), rows - 1)] += weight
+        matrix = np.kron(matrix, weights / weights.sum(-1, keepdims=True))
+    return Bounded(matrix, len(old) * np.abs(matrix))
+
+
+def _kernel(x: float, method: str, half: bool) -> float:
+    if method == "linear":
+        return max(1 - x, 0.0)
+    a = -0.5 if half else -0.75
+    if x <= 1:
+        return (a + 2) * x**3 - (a + 3) * x**2 + 1
+    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
+
+
+def fourier(
+    positions: np.ndarray, frequencies: np.ndarray
+) -> tuple[Bounded, Callable[[Bounded], tuple[Bounded, Bounded]]]:
+    """sin and cos of 2 pi (positions @ frequencies), and the gradients in both (Tancik et al., 2020, section 5)."""
+    with mpmath.workdps(DIGITS):
+        rows = [
+            [
+                mpmath.cos_sin(
+                    2 * mpmath.pi * mpmath.fdot(zip(row, column, strict=True))
+                )
+                for column in frequencies.T.tolist()
+            ]
+            for row in positions.reshape(-1, positions.shape[-1]).tolist()
+        ]
+    shape = (*positions.shape[:-1], frequencies.shape[1], 2)
+    cos, sin = np.moveaxis(np.array(rows, float).reshape(shape), -1, 0)
+    # Each product is rounded, each sum but the first, 2 pi itself, and the product with it.
+    reach = 2 * np.pi * (np.abs(positions) @ np.abs(frequencies))
+    units = (len(frequencies) + 2) * reach + FUNCTION_UNITS
+    cos, sin = Bounded(cos, units), Bounded(sin, units)
+
+    def vjp(g: Bounded) -> tuple[Bounded, Bounded]:
+        count = frequencies.shape[1]
+        turned = g[..., :count] * cos - g[..., count:] * sin
+        turned = turned * Bounded(np.array(2 * np.pi), np.array(2 * np.pi))
+        flat = turned.move(lambda a: a.reshape(-1, count))
+        at = exact(positions.reshape(-1, positions.shape[-1]).T)
+        return turned @ exact(frequencies.T), at @ flat
+
+    return joined([sin, cos]), vjp
+
+
+def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
     """The start and ratio 2 ** (-8 / n) for a power of two, else every other slope of twice as many, appended."""
 
     def ladder(n: int) -> list[float]:
-        return [2.0 ** (-8.0 * k / n) for k in range(1, n + 1)]
+        return [2.0 ** (-bias_max * k / n) for k in range(1, n + 1)]
 
     power = 1
     while 2 * power <= num_heads:
@@ -328,15 +411,38 @@ def alibi_bias(
     query_positions: np.ndarray, key_positions: np.ndarray, slopes: Bounded, kind: str
 ) -> tuple[Bounded, Callable[[Bounded], Bounded]]:
     """Slope times distance, [*batch, heads, q, k] (Press et al., 2022, section 3)."""
-    i = query_positions[..., None, :, None].astype(np.float64)
-    j = key_positions[..., None, None, :].astype(np.float64)
-    distance = {"symmetric": -abs(i - j), "signed": j - i, "key": j + 0 * i}[kind]
+    distance = _grid_distance if kind in ("manhattan", "euclidean") else _distance
+    distance = distance(
+        query_positions.astype(np.float64), key_positions.astype(np.float64), kind
+    )
 
     def vjp(g: Bounded) -> Bounded:
         product = (g * distance).move(lambda a: np.moveaxis(a, -3, 0))
         return product.move(lambda a: a.reshape(a.shape[0], -1)).sum(-1)
 
     return slopes.move(lambda a: a[:, None, None]) * distance, vjp
+
+
+def _distance(query: np.ndarray, key: np.ndarray, kind: str) -> Bounded:
+    i, j = query[..., None, :, None], key[..., None, None, :]
+    return exact(
+        {
+            "symmetric": -abs(i - j),
+            "signed": j - i,
+            "key": j + 0 * i,
+            "past": -np.maximum(i - j, 0),
+            "future": -np.maximum(j - i, 0),
+        }[kind]
+    )
+
+
+def _grid_distance(query: np.ndarray, key: np.ndarray, kind: str) -> Bounded:
+    apart = np.abs(query[..., None, :, None, :] - key[..., None, None, :, :])
+    if kind == "manhattan":
+        return exact(-apart.sum(-1))
+    straight = np.sqrt((apart**2).sum(-1))
+    # Squares and their sums are rounded by one unit each, which the root halves; then it is rounded itself.
+    return Bounded(-straight, (apart.shape[-1] / 2 + 1) * straight)
 
 
 def who_may_attend(
@@ -442,6 +548,14 @@ def add(*terms: Bounded, coarse: float = 1.0) -> Bounded:
     size = np.sum([np.abs(term.value) for term in terms], axis=0)
     units = np.sum([term.units for term in terms], axis=0)
     return Bounded(value, units + coarse * (len(terms) - 1) * size)
+
+
+def joined(parts: list[Bounded], axis: int = -1) -> Bounded:
+    """One after the other."""
+    return Bounded(
+        np.concatenate([part.value for part in parts], axis),
+        np.concatenate([part.units for part in parts], axis),
+    )
 
 
 def summed_to(x: Bounded, shape: tuple[int, ...]) -> Bounded:
