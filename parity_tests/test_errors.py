@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc_jax
 import posenc_torch
+from posenc_jax._presets import LINE_NAMES, NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ TOLERANCE = {
     "table": 2 * U,  # one cos or sin, and one product
     "rotation": 4 * U,  # two products and a sum; XLA may fuse one of them
     "attention": 32 * U,  # sums over 8 channels and 7 keys, exp, a division
+    "resize": 16 * U,  # on each of two axes, sums of up to 6 products
     "exact": 0.0,  # integers, lookups, permutations, powers of two
 }
 
@@ -126,13 +128,28 @@ def ints(values: Any, dtype: str = "int32") -> Make:
     return Make(lambda fw: fw.array(np.asarray(values), dtype), f"{dtype}({values})")
 
 
-def scalar(value: float) -> Make:
-    return Make(lambda fw: fw.array(value, "float32"), f"float32({value})")
+def scalar(value: float, dtype: str = "float32") -> Make:
+    return Make(lambda fw: fw.array(value, dtype), f"{dtype}({value})")
 
 
 def bools(*shape: int) -> Make:
     values = np.random.default_rng(0).random(shape) < 0.7
     return Make(lambda fw: fw.array(values, "bool"), f"bool{list(shape)}")
+
+
+def tables(*shapes: tuple[int, ...], dtype: str = "float32") -> Make:
+    """A list of arrays, one for each axis."""
+    made = [floats(*shape, dtype=dtype) for shape in shapes]
+    return Make(lambda fw: [each.make(fw) for each in made], f"{dtype}{list(shapes)}")
+
+
+def points(*coordinates: Any, dtype: str = "int32") -> Make:
+    """Coordinates, [points, axes]."""
+    return ints(np.array(coordinates), dtype)
+
+
+def false(*shape: int) -> Make:
+    return Make(lambda fw: fw.array(np.zeros(shape), "bool"), f"False{list(shape)}")
 
 
 def dtype(name: str) -> Make:
@@ -211,6 +228,10 @@ CALLS: dict[str, dict[str, Any]] = {
     "RopeConfig.to_hf": {"self": config()},
     "Scaling": {},
     "YarnScaling": {"factor": 4.0, "original_max_position_embeddings": 10},
+    "axial_position_encoding": {
+        "tables": tables((3, 8), (4, 8)),
+        "positions": points([0, 1], [2, 3]),
+    },
     "add_position_encoding": {"x": floats(2, 5, 8), "encoding": floats(5, 8)},
     "alibi_bias": {"query_positions": 5, "key_positions": 7, "slopes": floats(3)},
     "alibi_slopes": {"num_heads": 6},
@@ -230,7 +251,12 @@ CALLS: dict[str, dict[str, Any]] = {
         "sliding_window": 4,
         "logit_softcap": 30.0,
     },
+    "fourier_position_encoding": {
+        "positions": floats(5, 2),
+        "frequencies": floats(2, 4),
+    },
     "grid_positions": {"sizes": (2, 3)},
+    "grid_positions_from_mask": {"mask": bools(2, 3, 4)},
     "init_position_table": {"max_len": 5, "dim": 8},
     "last_positions": {"query_len": 2, "key_len": 5},
     "learned_position_encoding": {"table": floats(7, 8), "positions": 5},
@@ -238,10 +264,15 @@ CALLS: dict[str, dict[str, Any]] = {
     "patch_centres": {"sizes": (2, 3)},
     "permute_rope_weights": {"weight": weight(5, 24), "num_heads": 3, "to": "half"},
     "position_range": {"length": 5},
+    "positions_from_mask": {"mask": bools(2, 5)},
+    "positions_from_segments": {"segment_ids": ints([[3, 3, 0, 0, 3]])},
+    "resize_position_table": {"table": floats(9, 8), "length_or_grid": 5},
     "rope_cos_sin": {"positions": 5, "inv_freq": floats(4)},
     "rotate_half": {"x": floats(5, 8)},
     "scaled_dot_product_attention_with_alibi": ATTENTION | {"alibi": module(floats(6))},
+    "shard_positions": {"length": 8, "shard": 1, "num_shards": 2},
     "sinusoidal_position_encoding": {"positions": 5, "dim": 8},
+    "sinusoidal_preset": {"name": "whisper"},
     "xpos_scale": {"positions": 5, "rotary_dim": 8},
     "yarn_mscale": {"factor": 4.0},
 }
@@ -305,6 +336,11 @@ LLAMA3 = ("", "low_freq_", "high_freq_")
 PROPORTIONAL = ("partial_rotary_factor", "factor")
 SDPA, ALIBI_SDPA = "dot_product_attention", "scaled_dot_product_attention_with_alibi"
 ROTARY = "apply_rotary_pos_emb"
+SINUSOIDAL, LEARNED = "sinusoidal_position_encoding", "learned_position_encoding"
+FOURIER, AXIAL = "fourier_position_encoding", "axial_position_encoding"
+INIT, RESIZE = "init_position_table", "resize_position_table"
+MASK, GRID_MASK = "positions_from_mask", "grid_positions_from_mask"
+SEGMENTS, SHARD = "positions_from_segments", "shard_positions"
 
 NOT_AN_ARRAY = {
     "list": [1.0, 2.0],
@@ -445,6 +481,21 @@ ASKED: list[tuple[str, str, str]] = [
     (INT, "xpos_scale", "rotary_dim"),
     *((POSITIONS, "xpos_scale", name) for name in ("positions", "center")),
     *((INTEGERS, "xpos_scale", name) for name in ("positions", "center")),
+    *((NUMBER, SINUSOIDAL, name) for name in ("angle_scale", "amplitude")),
+    *((INT, f, "padding_idx") for f in (SINUSOIDAL, LEARNED, INIT)),
+    (TABLE, FOURIER, "frequencies"),
+    *((wanted, AXIAL, "positions") for wanted in (POSITIONS, INTEGERS)),
+    *((BOOLEAN, function, "mask") for function in (MASK, GRID_MASK)),
+    *((INT, MASK, name) for name in ("start", "padding")),
+    (INTEGERS, SEGMENTS, "segment_ids"),
+    *((wanted, SHARD, "shard") for wanted in (POSITIONS, INTEGERS)),
+    *((INT, SHARD, name) for name in ("length", "num_shards")),
+    (FLOATING, RESIZE, "table"),
+    *((INT, RESIZE, name) for name in ("length_or_grid", "old_grid", "num_prefix")),
+    *((FLAG, RESIZE, name) for name in ("antialias", "align_corners")),
+    (NUMBER, RESIZE, "scale_factor"),
+    (NUMBER, "alibi_slopes", "bias_max"),
+    (INT, "alibi_slopes", "num_biased"),
 ]
 MAY_BE_NONE = {
     (SDPA, "bias"),
@@ -461,10 +512,22 @@ MAY_BE_NONE = {
     ("permute_rope_weights", "rotary_dim"),
     *((YARN, name) for name in ("attention_factor", *MSCALES)),
     *((LONGROPE, name) for name in ("attention_factor", *MSCALES_OF_LONGROPE)),
+    *((SINUSOIDAL, name) for name in ("base", "angle_scale", "amplitude")),
+    *((f, "padding_idx") for f in (SINUSOIDAL, LEARNED, INIT)),
+    *((RESIZE, name) for name in ("old_grid", "scale_factor")),
+    ("alibi_slopes", "num_biased"),
     # None alone is another error, with a row below.
     (SDPA, "query_positions"),
     (ALIBI_SDPA, "query_positions"),
 }
+# What else an argument takes, with rows of its own below.
+ALSO_TAKES = {
+    (SINUSOIDAL, "amplitude"): "str",
+    **{(RESIZE, name): "list" for name in ("length_or_grid", "old_grid")},
+    (RESIZE, "scale_factor"): "list",
+}
+OUT_OF_RANGE = "'error', 'nan', 'clip', 'zero'"
+KINDS = "'symmetric', 'signed', 'key', 'past', 'future'"
 CHOICES = [
     ("RopeConfig", "layout", "'half', 'interleaved', 'interleaved_to_half'"),
     ("RopeConfig", "placement", "'leading', 'trailing'"),
@@ -479,17 +542,35 @@ CHOICES = [
     ("permute_rope_weights", "to", "'half', 'interleaved'"),
     ("permute_rope_weights", "placement", "'leading', 'trailing'"),
     (
-        "sinusoidal_position_encoding",
+        SINUSOIDAL,
         "layout",
-        "'interleaved', 'half', 'half_cos_first'",
+        "'interleaved', 'half', 'half_cos_first', 'half_across_axes'",
     ),
-    ("sinusoidal_position_encoding", "spacing", "'dim', 'endpoint'"),
-    ("sinusoidal_position_encoding", "angles", "'float32', 'exact'"),
-    ("learned_position_encoding", "out_of_range", "'error', 'nan', 'clip'"),
-    ("init_position_table", "init", "'normal', 'sinusoidal'"),
-    ("alibi_bias", "kind", "'symmetric', 'signed', 'key'"),
-    (SDPA, "alibi_kind", "'symmetric', 'signed', 'key'"),
+    (SINUSOIDAL, "spacing", "'dim', 'half', 'endpoint', 'next_even'"),
+    (SINUSOIDAL, "angles", "'float32', 'exact'"),
+    (SINUSOIDAL, "preset", ", ".join(map(repr, NAMES))),
+    ("sinusoidal_preset", "name", ", ".join(map(repr, NAMES))),
+    (FOURIER, "layout", "'interleaved', 'half', 'half_cos_first'"),
+    (LEARNED, "out_of_range", OUT_OF_RANGE),
+    (AXIAL, "out_of_range", OUT_OF_RANGE),
+    (AXIAL, "combine", "'concat', 'sum'"),
+    (
+        INIT,
+        "init",
+        "'normal', 'truncated_normal', 'uniform', 'sinusoidal', 'patchtst'",
+    ),
+    (INIT, "preset", ", ".join(map(repr, LINE_NAMES))),
+    (RESIZE, "method", "'linear', 'cubic', 'keys_cubic'"),
+    (GRID_MASK, "normalize", "None, 'end', 'centre'"),
+    (SHARD, "order", "'contiguous', 'zigzag'"),
+    ("alibi_slopes", "rule", "'authors', 'uniform'"),
+    ("alibi_bias", "kind", f"{KINDS}, 'manhattan', 'euclidean'"),
+    (SDPA, "alibi_kind", KINDS),
 ]
+NONE_IS_A_CHOICE = {
+    *((SINUSOIDAL, name) for name in ("layout", "spacing")),
+    (GRID_MASK, "normalize"),
+}
 NOT_A_CHOICE = {
     "unknown": "halves",
     "case": "Half",
@@ -506,6 +587,7 @@ DTYPES = [
     "alibi_slopes",
     "init_position_table",
     "xpos_scale",
+    GRID_MASK,
 ]
 NOT_A_TABLE_DTYPE = {
     "bfloat16": dtype("bfloat16"),
@@ -519,7 +601,8 @@ NOT_A_TABLE_DTYPE = {
 def wrong_types() -> Iterator[Row]:
     for wanted, function, argument in ASKED:
         for came, value in REFUSED[wanted].items():
-            if not (value is None and (function, argument) in MAY_BE_NONE):
+            none = value is None and (function, argument) in MAY_BE_NONE
+            if not none and ALSO_TAKES.get((function, argument)) != came:
                 sentence = f"`{argument}` must be {wanted}, got {came}."
                 case = f"{came}_array" if isinstance(value, Make) else came
                 yield bad(function, case, TypeError, sentence, **{argument: value})
@@ -537,14 +620,24 @@ def wrong_numbers() -> Iterator[Row]:
 
 def wrong_static_numbers() -> Iterator[Row]:
     """What a host constant is made of is a number, never an array, traced or not."""
-    for function in ("RopeConfig", "sinusoidal_position_encoding"):
-        sentence = "`base` must be a number, got float32."
-        yield bad(function, "scalar_array", TypeError, sentence, base=scalar(100.0))
+    for function, argument in (
+        ("RopeConfig", "base"),
+        (SINUSOIDAL, "base"),
+        (SINUSOIDAL, "angle_scale"),
+        ("alibi_slopes", "bias_max"),
+        (INIT, "stddev"),
+        (RESIZE, "scale_factor"),
+    ):
+        sentence = f"`{argument}` must be a number, got float32."
+        array = {argument: scalar(100.0)}
+        yield bad(function, "scalar_array", TypeError, sentence, **array)
 
 
 def wrong_choices() -> Iterator[Row]:
     for function, argument, choices in CHOICES:
         for case, value in NOT_A_CHOICE.items():
+            if value is None and (function, argument) in NONE_IS_A_CHOICE:
+                continue
             sentence = f"`{argument}` must be one of {choices}, got {value!r}."
             yield bad(function, case, ValueError, sentence, **{argument: value})
 
@@ -629,6 +722,36 @@ SIZES = [
         "`dim` must be at least 2, got 1.",
         dim=1,
         spacing="endpoint",
+    ),
+    *(
+        row
+        for function, name in (
+            (SINUSOIDAL, "padding_idx"),
+            (MASK, "start"),
+            (MASK, "padding"),
+        )
+        for row in (
+            *too_small(function, name, -(2**31), -(2**31) - 1),
+            *too_long(function, name),
+        )
+    ),
+    *too_small(LEARNED, "padding_idx", 0, -1),
+    *too_small(INIT, "padding_idx", 0, -1),
+    *too_small(SHARD, "length", 0, -8),
+    *too_small(SHARD, "num_shards", 1, 0, -2),
+    *too_long(SHARD, "length"),
+    *too_long(SHARD, "num_shards"),
+    *too_small(RESIZE, "length_or_grid", 1, 0, -1),
+    *too_small(RESIZE, "old_grid", 1, 0, -9),
+    *too_small(RESIZE, "num_prefix", 0, -1),
+    *too_small("alibi_slopes", "num_biased", 0, -1),
+    bad(
+        INIT,
+        "patchtst",
+        ValueError,
+        "`dim` must be at least 2, got 1.",
+        dim=1,
+        init="patchtst",
     ),
 ]
 
@@ -1010,9 +1133,16 @@ RULES = [
     ),
 ]
 
-COORDINATES = {"rope_cos_sin": {"positions": ints(np.ones((5, 2), int))}}
-WHERE_AXES = (
-    "`positions` must be [..., 2], one coordinate for each of `axes`, got shape"
+COORDINATES = {
+    function: {"positions": ints(np.ones((5, 2), int))}
+    for function in ("rope_cos_sin", SINUSOIDAL)
+}
+# (function, the argument that the coordinates belong to, what makes it so)
+WITH_COORDINATES = (
+    ("rope_cos_sin", "axes", {"axes": (0, 1, 1, 0)}),
+    (SINUSOIDAL, "axes", {"axes": (1, 0)}),
+    (FOURIER, "frequencies", {}),
+    (AXIAL, "tables", {}),
 )
 AXES = [
     *(
@@ -1026,6 +1156,7 @@ AXES = [
         for function, name in (
             ("RopeConfig", "axes"),
             ("rope_cos_sin", "axes"),
+            (SINUSOIDAL, "axes"),
             ("mrope_axes", "sections"),
         )
         for came, value in {
@@ -1047,9 +1178,12 @@ AXES = [
         for function, name in (
             ("RopeConfig", "axes"),
             ("rope_cos_sin", "axes"),
+            (SINUSOIDAL, "axes"),
             ("mrope_axes", "sections"),
             ("grid_positions", "sizes"),
             ("patch_centres", "sizes"),
+            (RESIZE, "length_or_grid"),
+            (RESIZE, "old_grid"),
         )
         for came, value in REFUSED[INT].items()
         if not isinstance(value, Make)
@@ -1063,11 +1197,12 @@ AXES = [
             axes=axes,
             **COORDINATES.get(function, {}),
         )
-        for function in ("RopeConfig", "rope_cos_sin")
+        for function in ("RopeConfig", "rope_cos_sin", SINUSOIDAL)
         for case, axes in {
             "none": (),
             "first": (1, 1, 2, 2),
             "middle": [0, 2, 0, 2],
+            "far": (0, 10**12),
         }.items()
     ),
     *(
@@ -1079,7 +1214,7 @@ AXES = [
             axes=(0, 1, 1, -1),
             **COORDINATES.get(function, {}),
         )
-        for function in ("RopeConfig", "rope_cos_sin")
+        for function in ("RopeConfig", "rope_cos_sin", SINUSOIDAL)
     ),
     *(
         bad(
@@ -1113,36 +1248,41 @@ AXES = [
     ),
     *(
         bad(
-            "rope_cos_sin",
+            function,
             f"coordinates_{np.shape(values)}",
             ValueError,
-            f"{WHERE_AXES} {np.shape(values)}.",
+            f"`positions` must be [..., 2], one coordinate for each of `{of}`, "
+            f"got shape {np.shape(values)}.",
             positions=ints(values),
-            axes=BETWEEN_AXES,
+            **axes,
         )
+        for function, of, axes in WITH_COORDINATES
         for values in (3, [3, 4, 5], [[1, 2, 3]], np.ones((2, 5), int))
     ),
     *(
         bad(
-            "rope_cos_sin",
+            function,
             f"count_{n}",
             TypeError,
-            "`positions` must be an array of coordinates where there are `axes`, "
+            f"`positions` must be an array of coordinates where there are `{of}`, "
             "got int.",
             positions=n,
-            axes=BETWEEN_AXES,
+            **axes,
         )
+        for function, of, axes in WITH_COORDINATES
         for n in (2, 5)  # 2 would pass for one point with two coordinates
     ),
     *(
         bad(
-            "rope_cos_sin",
+            function,
             f"axes_and_{came}",
             TypeError,
             f"`positions` must be {wanted}, got {came}.",
             positions=value,
-            axes=BETWEEN_AXES,
+            **axes,
         )
+        for function, of, axes in WITH_COORDINATES
+        if function != AXIAL  # takes no real ones
         for wanted, came, value in (
             (TABLE, "bfloat16", floats(5, 2, dtype="bfloat16")),
             (TABLE, "float16", floats(5, 2, dtype="float16")),
@@ -1150,16 +1290,21 @@ AXES = [
             (INTEGERS, "bool", bools(5, 2)),
             (POSITIONS, "list", [[0, 1]]),
             (POSITIONS, "float", 0.5),
+            (POSITIONS, "NoneType", None),
         )
     ),
-    bad(
-        "rope_cos_sin",
-        "exact_reals",
-        TypeError,
-        f"`positions` must be {POSITIONS}, got float32.",
-        positions=floats(5, 2),
-        axes=BETWEEN_AXES,
-        angles="exact",
+    *(
+        bad(
+            function,
+            "exact_reals",
+            TypeError,
+            f"`positions` must be {POSITIONS}, got float32.",
+            positions=floats(5, 2),
+            angles="exact",
+            **axes,
+        )
+        for function, of, axes in WITH_COORDINATES
+        if of == "axes"
     ),
     *(
         bad(
@@ -1173,6 +1318,8 @@ AXES = [
             ("mrope_axes", "sections"),
             ("grid_positions", "sizes"),
             ("patch_centres", "sizes"),
+            (RESIZE, "length_or_grid"),
+            (RESIZE, "old_grid"),
         )
         for value in (0, -1)
     ),
@@ -1935,7 +2082,7 @@ ATTEND = [
         ALIBI_SDPA,
         "kind",
         ValueError,
-        "`alibi_kind` must be one of 'symmetric', 'signed', 'key', got 'causal'.",
+        f"`alibi_kind` must be one of {KINDS}, got 'causal'.",
         alibi=module(floats(6), "causal"),
     ),
     *(
@@ -2043,6 +2190,381 @@ ATTEND = [
     ),
 ]
 
+EACH_AXIS = COORDINATES[SINUSOIDAL] | {"axes": (1, 0)}
+AS_MANY = "`base` must be a number or 2 of them, one for each axis, got {}."
+FREQUENCIES = "`base` and `angle_scale` must give finite frequencies, got {} and {}."
+SINUSOIDS = [
+    *(
+        bad(
+            SINUSOIDAL, f"bases_{len(bases)}", ValueError, AS_MANY.format(len(bases)),
+            base=bases, **EACH_AXIS,
+        )
+        for bases in ((), [100.0], (100.0, 20.0, 20.0))
+    ),
+    *(
+        bad(
+            SINUSOIDAL, f"bases_of_{came}", TypeError,
+            f"`base[1]` must be a number, got {came}.",
+            base=(100.0, value), **EACH_AXIS,
+        )
+        for came, value in REFUSED[NUMBER].items()
+        if not isinstance(value, Make)
+    ),
+    *(
+        bad(
+            SINUSOIDAL, f"bases_of_{case}", ValueError,
+            f"`base[1]` must be positive and finite, got {value}.",
+            base=[100.0, value], **EACH_AXIS,
+        )
+        for case, value in NOT_POSITIVE.items()
+    ),
+    bad(
+        SINUSOIDAL, "bases_without_axes", TypeError,
+        "`base` must be a number, got tuple.", base=(100.0, 20.0),
+    ),
+    *(
+        bad(
+            SINUSOIDAL, f"{case}_{angles}", ValueError,
+            FREQUENCIES.format(base, scale),
+            base=base, angle_scale=scale, spacing=spacing, angles=angles,
+        )
+        for angles in ("float32", "exact")
+        for case, base, scale, spacing in (
+            ("tiny_base", 1e-300, 1.0, "dim"),
+            # A power of it is more than any float.
+            ("least_base", 5e-324, 1.0, "endpoint"),
+            ("large_scale", 1e4, 2.0**127, "dim"),
+            ("both", 1e-30, 1e30, "half"),
+        )
+    ),
+    bad(
+        SINUSOIDAL, "tiny_base_of_an_axis", ValueError, FREQUENCIES.format(1e-300, 1.0),
+        base=(1e4, 1e-300), **EACH_AXIS,
+    ),
+    *(
+        bad(
+            SINUSOIDAL, f"amplitude_{value}", ValueError,
+            f"`amplitude` must be one of 'rsqrt_dim', got {value!r}.", amplitude=value,
+        )
+        for value in ("", "1", "sqrt_dim")
+    ),
+    bad(
+        SINUSOIDAL, "not_a_multiple", ValueError,
+        "`dim` must be a multiple of 3, the axes, got 8.",
+        axes=(0, 1, 0), **COORDINATES[SINUSOIDAL],
+    ),
+    *(
+        bad(
+            SINUSOIDAL, f"least_{spacing}", ValueError,
+            f"`dim` must be at least {least}, got {least - 1}.",
+            dim=least - 1, spacing=spacing, **EACH_AXIS,
+        )
+        for spacing, least in (("dim", 2), ("half", 4), ("endpoint", 4))
+    ),
+    *(
+        bad(
+            SINUSOIDAL, f"padding_{case}", ValueError,
+            f"`padding_idx` must be None where there are `axes`, got {idx}.",
+            **EACH_AXIS, **changes,
+        )
+        for case, idx, changes in (
+            ("given", 0, {"padding_idx": 0}),
+            ("of_a_preset", 1, {"preset": "fairseq"}),
+        )
+    ),
+    *(
+        bad(
+            FOURIER, f"shape_{shape}", ValueError,
+            f"`frequencies` must be [axes, n], got shape {shape}.",
+            frequencies=floats(*shape),
+        )
+        for shape in ((), (4,), (0, 4), (1, 2, 4))
+    ),
+]  # fmt: skip
+
+MULTIPLE = "`length` must be a multiple of {} for {} {} shards, got {}."
+NO_SHARD = "`shard` must be in 0..1, got {} to {}."
+PLACES = [
+    *(
+        bad(
+            function, f"{len(shape)}_axes", ValueError,
+            f"`{name}` must be {axes}, at least {least} axes, got shape {shape}.",
+            **{name: make},
+        )
+        for function, name, axes, least, shape, make in (
+            (MASK, "mask", "[..., seq]", 1, (), bools()),
+            (SEGMENTS, "segment_ids", "[..., seq]", 1, (), ints(3)),
+            (GRID_MASK, "mask", "[..., height, width]", 2, (), bools()),
+            (GRID_MASK, "mask", "[..., height, width]", 2, (4,), bools(4)),
+        )
+    ),
+    *(
+        bad(
+            MASK, f"start_{start}", ValueError,
+            f"`start` must leave room for 5 positions in int32, got {start}.",
+            start=start,
+        )
+        for start in (2**31 - 4, 2**31 - 1)
+    ),
+    *(
+        bad(
+            SEGMENTS, came, TypeError,
+            f"`segment_ids` must be {INTEGERS}, got {came}.", segment_ids=value,
+        )
+        for came, value in {
+            "int": 5, "list": [0, 1], "NoneType": None, "float32": floats(5),
+        }.items()
+    ),
+    *(
+        bad(
+            SHARD, f"{length}_{order}", ValueError,
+            MULTIPLE.format(chunks, 2, order, length), length=length, order=order,
+        )
+        for length, order, chunks in (
+            (7, "contiguous", 2), (6, "zigzag", 4), (1, "zigzag", 4),
+        )
+    ),
+    *(
+        bad(
+            SHARD, f"int_{shard}", ValueError, NO_SHARD.format(shard, shard),
+            shard=shard,
+        )
+        for shard in (-1, 2, 2**31, 10**400)
+    ),
+    *(
+        Row(
+            SHARD, f"array_{low}_{high}", ValueError, NO_SHARD.format(low, high),
+            {"shard": ints([[0, low], [high, 1]], "int8")}, looks_at_values=True,
+        )
+        for low, high in ((0, 2), (-1, 1), (-128, 127))
+    ),
+]  # fmt: skip
+
+NO_ROW = "`{}` must be in 0..{}, the rows, got {}."
+BESIDE = "the rows beside the prefix"
+LEARNT = [
+    *(
+        bad(
+            f, f"no_row_{row}", ValueError, NO_ROW.format(name, last, row),
+            **{name: row},
+        )
+        for f, name, last in ((LEARNED, "padding_idx", 6), (INIT, "padding_idx", 4))
+        for row in (last + 1, 2**31, 10**400)
+    ),
+    *(
+        bad(
+            INIT, preset, ValueError,
+            f"`preset` must be one of {', '.join(map(repr, LINE_NAMES))}, got {preset!r}.",
+            preset=preset,
+        )
+        for preset in ("timm", "detr", "mae")
+    ),
+    *(
+        bad(
+            AXIAL, came, TypeError,
+            f"`tables` must be a list of arrays, one for each axis, got {came}.",
+            tables=value,
+        )
+        for came, value in {
+            "float32": floats(3, 8), "NoneType": None, "dict": {}, "str": "",
+        }.items()
+    ),
+    *(
+        bad(
+            AXIAL, f"none_{type(none).__name__}", ValueError,
+            f"`tables` must have an array for each axis, got {none}.", tables=none,
+        )
+        for none in ([], ())
+    ),
+    *(
+        bad(
+            AXIAL, f"of_{came}", TypeError,
+            f"`tables[0]` must be {FLOATING}, got {came}.", tables=value,
+        )
+        for came, value in {
+            "list": [[1.0]], "NoneType": (None,),
+            "int32": tables((3, 8), dtype="int32"),
+        }.items()
+    ),
+    *(
+        bad(
+            AXIAL, f"shape_{shape}", ValueError,
+            "`tables[1]` must be [max_len, dim] with at least one row, "
+            f"got shape {shape}.",
+            tables=tables((3, 8), shape),
+        )
+        for shape in ((), (8,), (1, 4, 8), (0, 8))
+    ),
+    bad(
+        AXIAL, "dtypes", ValueError,
+        "`tables` must have one dtype, got float32 and bfloat16.",
+        tables=Make(
+            lambda fw: [
+                floats(4, 8, dtype=name).make(fw) for name in ("float32", "bfloat16")
+            ],
+            "two dtypes",
+        ),
+    ),
+    bad(
+        AXIAL, "columns", ValueError,
+        "`tables` must have as many columns each for 'sum', got [8, 6].",
+        tables=tables((3, 8), (4, 6)), combine="sum",
+    ),
+    *(
+        Row(
+            AXIAL, case, ValueError,
+            f"`positions` must be in 0..{last}, the rows of `{of}`, "
+            f"got {low} to {high}.",
+            {"positions": points(*at)}, looks_at_values=True,
+        )
+        for case, at, of, last, low, high in (
+            ("first_above", ([0, 0], [3, 0]), "tables[0]", 2, 0, 3),
+            ("last_above", ([0, 4], [2, 0]), "tables[1]", 3, 0, 4),
+            ("last_below", ([0, 0], [0, -1]), "tables[1]", 3, -1, 0),
+        )
+    ),
+    *(
+        bad(
+            RESIZE, f"shape_{shape}", ValueError,
+            f"`table` must be [max_len, dim] with at least one row, got shape {shape}.",
+            table=floats(*shape),
+        )
+        for shape in ((), (9,), (1, 9, 8), (0, 8))
+    ),
+    *(
+        bad(
+            RESIZE, f"{name}_none_{type(none).__name__}", ValueError,
+            f"`{name}` must have an int for each axis, got {none}.", **{name: none},
+        )
+        for name in ("length_or_grid", "old_grid")
+        for none in ([], ())
+    ),
+    *(
+        bad(
+            RESIZE, f"prefix_{n}", ValueError,
+            f"`num_prefix` must leave at least one row of `table`, got {9 - n} left.",
+            num_prefix=n,
+        )
+        for n in (9, 10)
+    ),
+    *(
+        bad(
+            RESIZE, case, ValueError,
+            f"`old_grid` must be given where {BESIDE} are no square, got {rows} rows.",
+            **changes,
+        )
+        for case, rows, changes in (
+            ("no_square", 8, {"length_or_grid": (2, 2), "num_prefix": 1}),
+            ("no_cube", 9, {"length_or_grid": (2, 2, 2)}),
+        )
+    ),
+    *(
+        bad(
+            RESIZE, f"old_{old}", ValueError,
+            f"`old_grid` must be {axes} sizes whose product is 9, {BESIDE}, got {came}.",
+            old_grid=old, length_or_grid=new,
+        )
+        for old, came, axes, new in (
+            (8, (8,), 1, 5), ([3, 3], (3, 3), 1, 5),
+            ((2, 4), (2, 4), 2, (2, 2)), (9, (9,), 2, (2, 2)),
+        )
+    ),
+    *(
+        bad(
+            RESIZE, f"factors_{len(factors)}", ValueError,
+            f"`scale_factor` must be a number or 2 of them, got {len(factors)}.",
+            scale_factor=factors, length_or_grid=(3, 3),
+        )
+        for factors in ((), [1.0], (1.0, 1.0, 1.0))
+    ),
+    *(
+        bad(
+            RESIZE, f"factors_of_{came}", error, sentence,
+            scale_factor=(1.0, value), length_or_grid=(3, 3),
+        )
+        for error, sentence, came, value in (
+            *(
+                (TypeError, f"`scale_factor[1]` must be a number, got {came}.", came, v)
+                for came, v in REFUSED[NUMBER].items() if not isinstance(v, Make)
+            ),
+            *(
+                (
+                    ValueError,
+                    f"`scale_factor[1]` must be positive and finite, got {v}.", case, v,
+                )
+                for case, v in NOT_POSITIVE.items()
+            ),
+        )
+    ),
+    *(
+        bad(
+            RESIZE, f"factor_{factor}_of_{new}", ValueError,
+            f"`scale_factor` must be less than one row above {new} / 9, or half a row "
+            f"below, got {factor}.",
+            scale_factor=factor, length_or_grid=new, antialias=True,
+        )
+        for new, factor in (
+            (5, 6 / 9), (5, 4.4 / 9), (5, 1.0), (5, 1e300),
+            # With one row anything is less than a row away, and its kernel might be as wide as it likes.
+            (1, 1e-12), (1, 5e-324),
+        )
+    ),
+    *(
+        bad(
+            RESIZE, f"corners_and_{name}", ValueError,
+            f"`align_corners` must be False where there is `{name}`, got True.",
+            align_corners=True, **{name: value},
+        )
+        for name, value in {"antialias": True, "scale_factor": 5 / 9}.items()
+    ),
+]  # fmt: skip
+
+SAME_COORDINATES = (
+    "`query_positions` and `key_positions` must have the same coordinates, one or "
+    "more, got {} and {}."
+)
+BIASES = [
+    *(
+        bad(
+            "alibi_slopes", f"biased_{n}", ValueError,
+            f"`num_biased` must be at most 6, `num_heads`, got {n}.", num_biased=n,
+        )
+        for n in (7, 10**400)
+    ),
+    *(
+        bad(
+            "alibi_bias", f"{kind}_{side}_int", ValueError,
+            f"`{side}_positions` must be [..., {side[0]}, axes], at least 2 axes, "
+            "got shape (5,).",
+            kind=kind, **{
+                name: 5 if name == f"{side}_positions" else points([0, 1], [2, 3])
+                for name in ("query_positions", "key_positions")
+            },
+        )
+        for kind in ("manhattan", "euclidean")
+        for side in ("query", "key")
+    ),
+    *(
+        bad(
+            "alibi_bias", f"{kind}_{len(query[0])}_{len(key[0])}", ValueError,
+            SAME_COORDINATES.format(len(query[0]), len(key[0])),
+            kind=kind, query_positions=points(*query), key_positions=points(*key),
+        )
+        for kind in ("manhattan", "euclidean")
+        for query, key in (
+            ([[0, 1]], [[0, 1, 2]]), ([[0], [1]], [[0, 1]]), ([[], []], [[], []]),
+        )
+    ),
+    *(
+        bad(
+            "alibi_bias", f"{kind}_batches", ValueError, BATCHES, kind=kind,
+            query_positions=ints(np.ones((2, 4, 2), int)),
+            key_positions=ints(np.ones((3, 4, 2), int)),
+        )
+        for kind in ("manhattan", "euclidean")
+    ),
+]  # fmt: skip
+
 ROWS = [
     *wrong_types(),
     *wrong_numbers(),
@@ -2060,6 +2582,10 @@ ROWS = [
     *XPOS,
     *TABLES,
     *ATTEND,
+    *SINUSOIDS,
+    *PLACES,
+    *LEARNT,
+    *BIASES,
 ]
 
 
@@ -2343,7 +2869,7 @@ X64_ON = [
 X64_OFF = [
     *(
         bad(function, "float64", ValueError, NEEDS_X64, dtype=dtype("float64"))
-        for function in ("rope_cos_sin", "sinusoidal_position_encoding", "xpos_scale")
+        for function in ("rope_cos_sin", SINUSOIDAL, "xpos_scale", GRID_MASK)
     ),
     bad(
         "init_position_table",
@@ -2380,6 +2906,7 @@ X64_OFF = [
             ("alibi_bias", "key_positions"),
             ("xpos_scale", "positions"),
             (SDPA, "query_segment_ids"),
+            (SEGMENTS, "segment_ids"),
         )
     ),
     *(
@@ -2524,7 +3051,6 @@ PLAIN = {
         *("query_segment_ids", "key_segment_ids", "sliding_window", "logit_softcap"),
     )
 } | {"is_causal": False}
-SINUSOIDAL, LEARNED = "sinusoidal_position_encoding", "learned_position_encoding"
 ONE_KEY = {"key": heads(2, 1, 3, 8), "value": heads(2, 1, 3, 4)}
 SAME_LENGTH = {"key": heads(2, 5, 3, 8), "value": heads(2, 5, 3, 4)}
 
@@ -2713,7 +3239,7 @@ EDGES = [
             out_of_range=policy,
             positions=ints([-BIG, -8, -1, 0, 6, 7, BIG - 1]),
         )
-        for policy in ("nan", "clip")
+        for policy in ("nan", "clip", "zero")
     ),
     edge(LEARNED, "bfloat16", "exact", table=floats(7, 8, dtype="bfloat16")),
     edge("alibi_slopes", "one", "exact", num_heads=1),
@@ -2782,6 +3308,136 @@ EDGES = [
     edge(SDPA, "negative_positions", "attention", query_positions=ints(range(-5, 0))),
     edge(SDPA, "batch_1_positions", "attention", query_positions=ints([range(2, 7)])),
     edge(SDPA, "int8_segments", "attention", query_segment_ids=ints([0] * 5, "int8")),
+    *(
+        edge(SINUSOIDAL, case, "table", **changes)
+        for case, changes in {
+            "padding_negative": {"positions": ints([-3, 0, 3]), "padding_idx": -3},
+            "padding_past_the_end": {"padding_idx": 2**31 - 1},
+            "padding_of_times": {"positions": floats(2, 3), "padding_idx": 0},
+            "amplitude_int": {"amplitude": 3},
+            "amplitude_bfloat16": {"amplitude": scalar(0.5, "bfloat16")},
+            "one_base_for_each": EACH_AXIS | {"base": [100, np.float32(20)]},
+            "axes_list": EACH_AXIS | {"axes": [1, 0]},
+            "axes_twice": EACH_AXIS | {"axes": (1, 0, 0, 1)},
+            "one_axis": {"positions": points([3], [4]), "axes": (0,)},
+            "one_point": EACH_AXIS | {"positions": ints([3, 4])},
+            "no_points": EACH_AXIS | {"positions": floats(0, 2)},
+            "across_one_axis": {"layout": "half_across_axes"},
+            "odd_blocks": EACH_AXIS | {"dim": 10, "layout": "half_across_axes"},
+            "odd_half_blocks": EACH_AXIS | {"dim": 6, "spacing": "half"},
+            "exact_axes": EACH_AXIS
+            | {"positions": ints([[BIG - 1, -BIG]]), "angles": "exact"},
+            "exact_scale": {"angles": "exact", "angle_scale": np.float16(0.3)},
+            "largest_scale": {"positions": ints([0]), "angle_scale": 2.0**126},
+        }.items()
+    ),
+    edge(FOURIER, "no_frequencies", "exact", frequencies=floats(2, 0)),
+    edge(FOURIER, "no_points", "exact", positions=floats(0, 2)),
+    edge(FOURIER, "one_point", "table", positions=ints([1, 0])),
+    edge(FOURIER, "int8", "table", positions=points([1, 0], [0, 1], dtype="int8")),
+    *(
+        edge(MASK, case, "exact", **changes)
+        for case, changes in {
+            "no_tokens": {"mask": bools(2, 0)},
+            "all_padding": {"mask": false(2, 3), "padding": -BIG},
+            "start_negative": {"start": -BIG},
+            "last_of_int32": {"start": BIG - 5, "padding": BIG - 1},
+        }.items()
+    ),
+    *(
+        edge(GRID_MASK, f"{case}_{normalize}", "table", mask=mask, normalize=normalize)
+        for case, mask in {
+            "all_padding": false(2, 3),
+            "no_rows": bools(0, 3),
+            "no_columns": bools(3, 0),
+            "no_images": bools(0, 2, 3),
+        }.items()
+        for normalize in (None, "end", "centre")
+    ),
+    *(
+        edge(SEGMENTS, case, "exact", segment_ids=ints(values, kind))
+        for case, values, kind in (
+            ("none", np.zeros((2, 0), int), "int32"),
+            ("no_batch", [7], "int32"),
+            ("int8", [-128, 127, 127], "int8"),
+            ("ends_of_int32", [[-BIG, BIG - 1, -BIG]], "int32"),
+        )
+    ),
+    *(
+        edge(SHARD, case, "exact", **changes)
+        for case, changes in {
+            "no_tokens": {"length": 0},
+            "more_shards_than_any_token": {"length": 0, "num_shards": BIG - 1},
+            "one": {"shard": 0, "num_shards": 1},
+            "scalar": {"shard": ints(1, "int8"), "order": "zigzag"},
+            "none_asked_for": {"shard": ints(np.zeros((2, 0), int))},
+            "all": {"shard": ints([[0], [1]]), "order": "zigzag"},
+            # In int8 the first position of shard 100 would wrap.
+            "int8": {"length": 1280, "shard": ints(100, "int8"), "num_shards": 128},
+        }.items()
+    ),
+    edge(AXIAL, "no_points", "exact", positions=ints(np.zeros((0, 2), int))),
+    edge(AXIAL, "one_point", "exact", positions=ints([2, 3], "int8")),
+    edge(AXIAL, "one_table", "exact", tables=tables((3, 8)), positions=points([2])),
+    edge(AXIAL, "no_columns", "exact", tables=tables((3, 0), (4, 8))),
+    edge(AXIAL, "half", "exact", tables=tables((3, 8), (4, 8), dtype="bfloat16")),
+    *(
+        edge(
+            AXIAL,
+            f"{policy}_{combine}",
+            "exact",
+            out_of_range=policy,
+            combine=combine,
+            positions=points([-BIG, 0], [2, BIG - 1], [3, 4]),
+        )
+        for policy in ("nan", "clip", "zero")
+        for combine in ("concat", "sum")
+    ),
+    edge(LEARNED, "padding_last", "exact", positions=7, padding_idx=6),
+    edge(LEARNED, "padding_clip", "exact", out_of_range="clip", padding_idx=0),
+    edge(INIT, "sinusoidal_one", "table", max_len=1, dim=1, init="sinusoidal"),
+    edge(INIT, "padding_only", "exact", max_len=1, padding_idx=0),
+    edge(INIT, "patchtst_one", "table", max_len=1, dim=2, init="patchtst"),
+    *(
+        edge(RESIZE, case, "resize", **changes)
+        for case, changes in {
+            "same": {"length_or_grid": 9},
+            "list": {"length_or_grid": [4]},
+            "to_one": {"length_or_grid": 1, "antialias": True},
+            "to_one_at_the_corner": {"length_or_grid": 1, "align_corners": True},
+            "of_one": {"length_or_grid": (2, 3), "num_prefix": 8},
+            "of_one_by_keys": {"table": floats(1, 8), "method": "keys_cubic"},
+            "no_columns": {"table": floats(9, 0)},
+            "numpy_flag": {"antialias": np.True_},
+            "corners_of_no_antialias": {"align_corners": True, "antialias": np.False_},
+            "factor_far_above": {"scale_factor": 5.99 / 9},
+            "factor_far_below": {"scale_factor": 4.51 / 9, "antialias": True},
+            "factors": {"length_or_grid": (4, 3), "scale_factor": [4.1 / 3, 1]},
+            "line_of_a_square": {"old_grid": 9},
+        }.items()
+    ),
+    *(
+        edge("alibi_slopes", case, "exact", **changes)
+        for case, changes in {
+            "none_biased": {"num_biased": 0},
+            "one_biased": {"num_biased": 1, "rule": "uniform"},
+            "bias_max_int": {"bias_max": 8},
+            # 2 to the power of less than any float's least exponent is 0.
+            "bias_max_large": {"bias_max": 1e300},
+            "bias_max_tiny": {"bias_max": 1e-300, "rule": "uniform"},
+        }.items()
+    ),
+    *(
+        edge("alibi_bias", f"{kind}_{case}", "table", kind=kind, **changes)
+        for kind in ("manhattan", "euclidean")
+        for case, changes in {
+            "no_queries": {"query_positions": ints(np.zeros((0, 2), int))}
+            | {"key_positions": points([0, 1])},
+            "one_axis": {"query_positions": points([3]), "key_positions": points([-5])},
+            "int8": {"query_positions": points([-128, 127], dtype="int8")}
+            | {"key_positions": points([127, -128], dtype="int8")},
+        }.items()
+    ),
     edge(
         ALIBI_SDPA,
         "last_queries",
@@ -2794,7 +3450,7 @@ ZEROS = [
     edge(SDPA, "no_keys", "exact", **PLAIN | {"key": heads(2, 0, 3, 8)}
          | {"value": heads(2, 0, 3, 4)}),
     edge(SDPA, "mask_all_false", "exact",
-         mask=Make(lambda fw: fw.array(np.zeros((5, 7), bool), "bool"), "False")),
+         mask=false(5, 7)),
     edge(SDPA, "bias_all_minus_inf", "exact",
          bias=Make(lambda fw: fw.array(np.full((5, 7), -np.inf), "float32"), "-inf")),
     edge(SDPA, "keys_after_queries", "exact", key_positions=ints(range(10, 17))),
@@ -2927,6 +3583,28 @@ def test_numbers_of_numpy_do_not_make_a_rule_coarser(fw, rule, kind):
     factors = [made.attention_factor(11) for made in (one, other)]
     assert factors[0] == factors[1]
     assert [type(factor) for factor in factors] == [float, float]
+
+
+NUMPY_NUMBERS = [
+    *((SINUSOIDAL, name) for name in ("base", "angle_scale", "amplitude")),
+    (INIT, "stddev"),
+    ("alibi_slopes", "bias_max"),
+    (RESIZE, "scale_factor"),
+]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(("function", "argument"), NUMPY_NUMBERS)
+@pytest.mark.parametrize("fw", FRAMEWORKS, ids=lambda fw: fw.name)
+def test_number_of_numpy_is_taken_for_its_value(fw, function, argument, kind):
+    """In its own precision the arithmetic would be coarser, and JAX's results wider."""
+    number = kind(0.6)
+    one, other = (
+        np.asarray(bound(fw, function)(**prepared(fw, function, {argument: given})))
+        for given in (number, float(number))
+    )
+    assert one.dtype == other.dtype == np.float32
+    np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])

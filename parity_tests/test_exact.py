@@ -151,7 +151,33 @@ def test_sinusoidal_position_encoding_exact_is_right_everywhere(
     assert np.abs(found - right).max() <= TWO_UNITS
 
 
-def encoding(dim, layout, spacing, base):
+@both
+@pytest.mark.parametrize("spacing", ["dim", "half", "endpoint", "next_even"])
+@pytest.mark.parametrize("scale", [1000.0, 2 * np.pi, 0.3])
+def test_sinusoidal_position_encoding_exact_is_right_of_scaled_axes(
+    twin, spacing, scale
+):
+    """A factor that is no power of two, and two coordinates, each with its base: the same two units."""
+    options = {"spacing": spacing, "angle_scale": scale, "base": (10_000.0, 123.456)}
+    found = twin.call(
+        "sinusoidal_position_encoding",
+        np.stack((POSITIONS, POSITIONS[::-1]), -1),
+        14,
+        axes=(1, 0),
+        layout="half",
+        angles="exact",
+        **options,
+    )
+    with mpmath.workdps(40):
+        rows, columns = (
+            encoding(7, "half", spacing, base, mpmath.mpf(scale))
+            for base in options["base"]
+        )
+    right = np.concatenate((columns[::-1], rows), -1)
+    assert np.abs(found - right).max() <= TWO_UNITS
+
+
+def encoding(dim, layout, spacing, base, scale=1):
     half = dim // 2
     whole, sines = {
         "dim": (dim, dim - half),
@@ -160,7 +186,7 @@ def encoding(dim, layout, spacing, base):
         "endpoint": (2 * max(half - 1, 1), half),
     }[spacing]
     exponents = [mpmath.mpf(2 * i) / whole for i in range(sines)]
-    right = np.array(cos_sin([mpmath.power(base, -e) for e in exponents]))
+    right = np.array(cos_sin([scale * mpmath.power(base, -e) for e in exponents]))
     cos, sin = right[:, :half, 0], right[..., 1]
     columns = {
         "half": [*sin.T, *cos.T],

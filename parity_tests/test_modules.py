@@ -23,6 +23,7 @@ import posenc_jax.linen
 import posenc_jax.nnx
 import posenc_torch
 import posenc_torch.modules
+from posenc_jax._presets import LINE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,10 @@ class Framework:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def package(self) -> ModuleType:
+        return posenc_torch if self.arrays is torch else posenc_jax
 
     def array(self, value: Any) -> Any:
         """Arrays and dtypes (by name) of this framework."""
@@ -156,6 +161,27 @@ CLASSES = {
     "LearnedPositionalEncoding": (MAX_LEN, DIM),
     "RotaryPositionEmbedding": (8,),
     "AlibiPositionEmbedding": (HEADS,),
+}
+# Options of functions that the modules have too.
+SINUSOIDAL_OPTIONS = {
+    "whisper": {"preset": "whisper"},
+    "fairseq": {"preset": "fairseq"},
+    "x_transformers": {"preset": "x_transformers"},
+    "flux": {"preset": "flux"},
+    "preset_but_for_one": {"preset": "ddpm", "layout": "half_cos_first"},
+    "amplitude": {"amplitude": 0.5},
+    "rsqrt_dim": {"amplitude": "rsqrt_dim"},
+    "angle_scale": {"angle_scale": 2.5, "base": 300.0},
+    "padding": {"padding_idx": 4},
+    "padding_past": {"padding_idx": MAX_LEN + 1},  # a position beyond the stored table
+    "padding_0": {"padding_idx": 0, "spacing": "half"},
+}
+SLOPES_OF = {
+    "bias_max": {"bias_max": 4.0},
+    "uniform": {"rule": "uniform"},
+    "num_biased": {"num_biased": 2},
+    "none_biased": {"num_biased": 0},
+    "all": {"rule": "uniform", "bias_max": 3.0, "num_biased": 1},
 }
 
 
@@ -271,6 +297,41 @@ def test_sinusoidal_takes_real_times(framework):
     assert_close(got[:, 1::2], np.cos(angles(times, 4)))
 
 
+@pytest.mark.parametrize("offset", [0, 3, MAX_LEN - 2], ids=["0", "3", "past"])
+@pytest.mark.parametrize("case", SINUSOIDAL_OPTIONS)
+@each_framework
+def test_sinusoidal_options_are_those_of_the_function(framework, case, offset):
+    options = SINUSOIDAL_OPTIONS[case]
+    call = framework.make("SinusoidalPositionalEncoding", MAX_LEN, DIM, **options)
+    encode = framework.package.sinusoidal_position_encoding
+    places = np.arange(SEQ, dtype=np.int32) + offset
+    want = to_numpy(encode(framework.array(places), DIM, **options))
+    # Over all offsets, an option left out would be seen.
+    chosen, plain = (
+        to_numpy(encode(MAX_LEN + SEQ - 2, DIM, **given)) for given in (options, {})
+    )
+    assert np.abs(chosen - plain).max() > 0.1
+    x = np.zeros((SEQ, DIM), np.float32)
+    np.testing.assert_array_equal(call(x, offset=offset), want)
+    np.testing.assert_array_equal(call(x, positions=places[::-1].copy()), want[::-1])
+
+
+@each_framework
+def test_sinusoidal_padding_passes_tokens_on_as_they_are(framework):
+    """fairseq's positions of a padded batch: row 1 of its table is zero."""
+    mask = np.array([[False, True, True, True, True], [True, True, True, False, False]])
+    positions = framework.package.positions_from_mask(
+        framework.array(mask), start=2, padding=1
+    )
+    x = normal(BATCH, SEQ, DIM)
+    call = framework.make(
+        "SinusoidalPositionalEncoding", MAX_LEN, DIM, preset="fairseq"
+    )
+    got = call(x, positions=to_numpy(positions))
+    np.testing.assert_array_equal(got[~mask], x[~mask])
+    assert (got[mask] != x[mask]).any(-1).all()
+
+
 @pytest.mark.parametrize("name", [n for n in CLASSES if n[:6] != "Rotary"])
 @each_framework
 def test_sum_is_rounded_once_to_the_dtype_of_its_input(framework, name):
@@ -300,9 +361,11 @@ def test_learned_adds_rows_of_its_table(framework):
     np.testing.assert_array_equal(got, x + TABLE[packed])
 
 
-def learned_gradients(framework: Framework, x: Any, given: dict, cotangent: Any) -> Any:
+def learned_gradients(
+    framework: Framework, x: Any, given: dict, cotangent: Any, **options: Any
+) -> Any:
     """Of sum(out * cotangent), to x and to the table."""
-    call = learned(framework)
+    call = learned(framework, **options)
     given = {key: framework.array(value) for key, value in given.items()}
     x, cotangent = framework.array(x), framework.array(cotangent)
     if framework is TORCH:
@@ -349,6 +412,116 @@ def test_learned_out_of_range_clip_gives_the_last_row(framework):
     np.testing.assert_array_equal(got, x + TABLE[rows])
 
 
+def first_table(framework: Framework, *sizes: int, **options: Any) -> Any:
+    """What a module begins with."""
+    made = framework.classes.LearnedPositionalEncoding
+    if framework is TORCH:
+        return made(
+            *sizes, generator=torch.Generator().manual_seed(1), **options
+        ).table.detach()
+    if framework is NNX:
+        return made(*sizes, rngs=flax.nnx.Rngs(1), **options).table[...]
+    options = {"table_init" if k == "init" else k: v for k, v in options.items()}
+    x = jnp.zeros((1, sizes[1]))
+    return made(*sizes, **options).init(jax.random.key(1), x)["params"]["table"]
+
+
+@pytest.mark.parametrize(
+    "init", ["normal", "truncated_normal", "uniform", "sinusoidal", "patchtst"]
+)
+@each_framework
+def test_learned_padding_row_begins_as_zero_and_alone(framework, init):
+    plain = to_numpy(first_table(framework, MAX_LEN, DIM, init=init))
+    padded = to_numpy(first_table(framework, MAX_LEN, DIM, init=init, padding_idx=1))
+    np.testing.assert_array_equal(padded[1], 0.0)
+    assert plain[1].any()
+    others = np.arange(MAX_LEN) != 1
+    np.testing.assert_array_equal(padded[others], plain[others])
+
+
+@each_framework
+def test_learned_padding_row_passes_no_gradient(framework):
+    x, cotangent = normal(BATCH, SEQ, DIM), normal(BATCH, SEQ, DIM, seed=2)
+    given = {"positions": integers(1, 2, 3, 1, 2)}
+    got = learned(framework, padding_idx=1)(x, **given)
+    np.testing.assert_array_equal(got, x + TABLE[given["positions"]])
+    plain = learned_gradients(framework, x, given, cotangent)
+    padded = learned_gradients(framework, x, given, cotangent, padding_idx=1)
+    np.testing.assert_array_equal(to_numpy(padded[0]), cotangent)
+    want = to_numpy(plain[1]).copy()
+    assert want[1].any()
+    want[1] = 0.0
+    np.testing.assert_array_equal(to_numpy(padded[1]), want)
+
+
+@each_framework
+def test_learned_padding_row_stays_zero_in_training(framework):
+    """Three steps of gradient descent on a padded batch, with positions counted from the mask."""
+    mask = np.array([[False, True, True, True, True], [True, True, True, False, False]])
+    positions = to_numpy(
+        framework.package.positions_from_mask(framework.array(mask), start=2, padding=1)
+    )
+    x, target = (framework.array(normal(BATCH, SEQ, DIM, seed=s)) for s in (0, 2))
+    tokens = framework.array(positions)
+    options = {"padding_idx": 1}
+    first = to_numpy(first_table(framework, MAX_LEN, DIM, **options)).copy()
+    made = framework.classes.LearnedPositionalEncoding
+    if framework is TORCH:
+        module = made(MAX_LEN, DIM, **options)
+        module.table.data = torch.from_numpy(first.copy())
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (module(x, positions=tokens) - target).square().sum().backward()
+            optimizer.step()
+        last = module.table.detach().numpy()
+    elif framework is NNX:
+        module = made(MAX_LEN, DIM, rngs=flax.nnx.Rngs(0), **options)
+        module.table[...] = jnp.asarray(first)
+
+        def loss(module: Any) -> Any:
+            return jnp.square(module(x, positions=tokens) - target).sum()
+
+        for _ in range(3):
+            gradient = flax.nnx.grad(loss)(module).table[...]
+            module.table[...] = module.table[...] - 0.1 * gradient
+        last = np.asarray(module.table[...])
+    else:
+        module = made(MAX_LEN, DIM, **options)
+
+        def loss_of(variables: Any) -> Any:
+            out = module.apply(variables, x, positions=tokens)
+            return jnp.square(out - target).sum()
+
+        variables = {"params": {"table": jnp.asarray(first)}}
+        for _ in range(3):
+            gradient = jax.grad(loss_of)(variables)
+            variables = jax.tree.map(lambda v, g: v - 0.1 * g, variables, gradient)
+        last = np.asarray(variables["params"]["table"])
+    np.testing.assert_array_equal(last[1], 0.0)
+    used = np.unique(positions[mask])
+    assert (last[used] != first[used]).any(-1).all()
+
+
+@pytest.mark.parametrize("preset", ["whisper", "fairseq", "marian"])
+@each_framework
+def test_learned_first_table_has_the_preset_of_the_sinusoid(framework, preset):
+    got = first_table(framework, MAX_LEN, DIM, init="sinusoidal", preset=preset)
+    encode = framework.package.sinusoidal_position_encoding
+    want = to_numpy(encode(MAX_LEN, DIM, preset=preset))
+    np.testing.assert_array_equal(to_numpy(got), want)
+    assert np.abs(want - to_numpy(encode(MAX_LEN, DIM))).max() > 0.1
+
+
+@each_framework
+def test_learned_out_of_range_zero_passes_tokens_on_as_they_are(framework):
+    x = normal(BATCH, SEQ, DIM)
+    got = learned(framework, out_of_range="zero")(x, offset=MAX_LEN - 2)
+    want = x.copy()
+    want[:, :2] += TABLE[-2:]
+    np.testing.assert_array_equal(got, want)
+
+
 @each_framework
 def test_learned_out_of_range_nan_gives_nan(framework):
     got = learned(framework, out_of_range="nan")(
@@ -367,35 +540,17 @@ def test_learned_out_of_range_length_raises_while_it_compiles(framework):
 @each_framework
 def test_learned_first_table_is_drawn_with_the_given_deviation(framework):
     rows, stddev = 4096, 0.5
-    made = framework.classes.LearnedPositionalEncoding
-    if framework is TORCH:
-        generator = torch.Generator().manual_seed(1)
-        table = made(rows, 2, stddev=stddev, generator=generator).table
-    elif framework is NNX:
-        table = made(rows, 2, stddev=stddev, rngs=flax.nnx.Rngs(1)).table[...]
-    else:
-        variables = made(rows, 2, stddev=stddev).init(
-            jax.random.key(1), jnp.zeros((1, 2))
-        )
-        table = variables["params"]["table"]
-    table = to_numpy(table)
+    table = to_numpy(first_table(framework, rows, 2, stddev=stddev))
     assert table.shape == (rows, 2)
     # Five standard errors of a deviation estimated from n draws, stddev / sqrt(2 n) each.
     assert abs(table.std() - stddev) < 5 * stddev / np.sqrt(2 * table.size)
 
 
 def test_learned_first_table_sinusoidal_agrees():
-    torchs = posenc_torch.LearnedPositionalEncoding(MAX_LEN, DIM, init="sinusoidal")
-    nnxs = posenc_jax.nnx.LearnedPositionalEncoding(
-        MAX_LEN, DIM, init="sinusoidal", rngs=flax.nnx.Rngs(0)
-    )
-    linens = posenc_jax.linen.LearnedPositionalEncoding(
-        MAX_LEN, DIM, table_init="sinusoidal"
-    )
     x = np.zeros((MAX_LEN, DIM), np.float32)
-    variables = linens.init(jax.random.key(0), x)
     want = TORCH.make("SinusoidalPositionalEncoding", MAX_LEN, DIM)(x)
-    for table in (torchs.table, nnxs.table[...], variables["params"]["table"]):
+    for framework in FRAMEWORKS:
+        table = first_table(framework, MAX_LEN, DIM, init="sinusoidal")
         assert_close(to_numpy(table), want)
 
 
@@ -514,13 +669,38 @@ def test_alibi_never_rewards_a_key(framework):
     assert (biased(framework, np.zeros((8, SEQ, SEQ), np.float32)) <= 0).all()
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "signed", "key"])
+@pytest.mark.parametrize("kind", ["symmetric", "signed", "key", "past", "future"])
 @pytest.mark.parametrize("heads", [4, 6])
 def test_alibi_agrees(kind, heads):
     x = normal(BATCH, heads, QUERIES, KEYS)
     ours = [f.make("AlibiPositionEmbedding", heads, kind=kind)(x) for f in FRAMEWORKS]
     for got in ours[1:]:
         assert_close(got, ours[0])
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "signed", "key", "past", "future"])
+@pytest.mark.parametrize("case", SLOPES_OF)
+@each_framework
+def test_alibi_options_are_those_of_the_functions(framework, case, kind):
+    options = SLOPES_OF[case]
+    call = framework.make("AlibiPositionEmbedding", HEADS, kind=kind, **options)
+    slopes = framework.package.alibi_slopes(HEADS, **options)
+    assert (
+        to_numpy(slopes).tolist() != to_numpy(posenc_jax.alibi_slopes(HEADS)).tolist()
+    )
+    np.testing.assert_array_equal(to_numpy(call.module.slopes), to_numpy(slopes))
+    queries = framework.array(np.arange(KEYS - QUERIES, KEYS, dtype=np.int32))
+    want = framework.package.alibi_bias(queries, KEYS, slopes, kind=kind)
+    got = call(np.zeros((HEADS, QUERIES, KEYS), np.float32))
+    np.testing.assert_array_equal(got, to_numpy(want))
+
+
+@each_framework
+def test_alibi_without_a_bias_leaves_scores_as_they_are(framework):
+    call = framework.make("AlibiPositionEmbedding", HEADS, num_biased=1)
+    got = call(scores())
+    np.testing.assert_array_equal(got[:, 1:], scores()[:, 1:])
+    assert (got[:, 0] != scores()[:, 0]).any()
 
 
 @each_framework
@@ -696,6 +876,12 @@ def torch_modules() -> torch.nn.ModuleDict:
             "sinusoidal": posenc_torch.SinusoidalPositionalEncoding(MAX_LEN, DIM),
             "rotary": posenc_torch.RotaryPositionEmbedding(64, 16),
             "alibi": posenc_torch.AlibiPositionEmbedding(HEADS),
+            "fairseq": posenc_torch.SinusoidalPositionalEncoding(
+                MAX_LEN, DIM, preset="fairseq", amplitude=0.3, angle_scale=1.5
+            ),
+            "mpt": posenc_torch.AlibiPositionEmbedding(
+                HEADS, rule="uniform", bias_max=5.0, num_biased=2
+            ),
         }
     )
 
@@ -755,15 +941,20 @@ def test_torch_meta_modules_are_complete_after_to_empty():
     assert_same_buffers(modules.to_empty(device="cpu"), torch_modules())
 
 
-def test_torch_meta_learned_is_complete_after_reset():
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"padding_idx": 1}, {"init": "patchtst", "preset": "whisper"}],
+    ids=["plain", "padding", "preset"],
+)
+def test_torch_meta_learned_is_complete_after_reset(options):
     with torch.device("meta"):
-        module = posenc_torch.LearnedPositionalEncoding(MAX_LEN, DIM)
+        module = posenc_torch.LearnedPositionalEncoding(MAX_LEN, DIM, **options)
     assert module.table.device.type == "meta"
     module.to_empty(device="cpu").reset_parameters(
         generator=torch.Generator().manual_seed(3)
     )
     want = posenc_torch.LearnedPositionalEncoding(
-        MAX_LEN, DIM, generator=torch.Generator().manual_seed(3)
+        MAX_LEN, DIM, generator=torch.Generator().manual_seed(3), **options
     )
     assert torch.equal(module.table, want.table)
 
@@ -781,7 +972,9 @@ def test_torch_learned_table_of_float64_is_drawn_in_float64():
 
 def test_torch_state_dict_holds_the_learned_table_only():
     modules = torch_modules()
-    modules["learned"] = posenc_torch.LearnedPositionalEncoding(MAX_LEN, DIM)
+    modules["learned"] = posenc_torch.LearnedPositionalEncoding(
+        MAX_LEN, DIM, init="sinusoidal", preset="whisper", padding_idx=1
+    )
     assert list(modules.state_dict()) == ["learned.table"]
     assert [name for name, _ in modules.named_parameters()] == ["learned.table"]
 
@@ -815,9 +1008,22 @@ def test_torch_modules_compile_in_one_graph(name, offset):
         assert torch.equal(ours, theirs)
 
 
-def test_torch_learned_compiles_in_one_graph():
+@pytest.mark.parametrize("case", SINUSOIDAL_OPTIONS)
+def test_torch_sinusoidal_options_compile_in_one_graph(case):
     torch._dynamo.reset()
-    module, x = learned(TORCH).module, torch.from_numpy(normal(BATCH, SEQ, DIM))
+    options = SINUSOIDAL_OPTIONS[case]
+    module = TORCH.make("SinusoidalPositionalEncoding", MAX_LEN, 8, **options).module
+    x = torch.from_numpy(normal(BATCH, SEQ, 8))
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for offset in (2, MAX_LEN - 2):
+        assert torch.equal(compiled(x, offset=offset), module(x, offset=offset))
+
+
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_torch_learned_compiles_in_one_graph(padding_idx):
+    torch._dynamo.reset()
+    module = learned(TORCH, padding_idx=padding_idx).module
+    x = torch.from_numpy(normal(BATCH, SEQ, DIM))
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     assert torch.equal(compiled(x, offset=2), module(x, offset=2))
 
@@ -825,22 +1031,29 @@ def test_torch_learned_compiles_in_one_graph():
 # ---------------------------------------------------------------------- Flax: no state
 
 
-@pytest.mark.parametrize("name", [n for n in CLASSES if n[:7] != "Learned"])
-def test_nnx_modules_without_parameters_hold_no_arrays(name):
-    module = getattr(posenc_jax.nnx, name)(*CLASSES[name])
+WITHOUT_PARAMETERS = [
+    *((name, {}) for name in CLASSES if name[:7] != "Learned"),
+    ("SinusoidalPositionalEncoding", {"preset": "fairseq", "amplitude": 0.5}),
+    ("AlibiPositionEmbedding", SLOPES_OF["all"]),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), WITHOUT_PARAMETERS)
+def test_nnx_modules_without_parameters_hold_no_arrays(name, options):
+    module = getattr(posenc_jax.nnx, name)(*CLASSES[name], **options)
     assert jax.tree.leaves(flax.nnx.state(module)) == []
 
 
-@pytest.mark.parametrize("name", [n for n in CLASSES if n[:7] != "Learned"])
-def test_linen_modules_without_parameters_have_no_variables(name):
+@pytest.mark.parametrize(("name", "options"), WITHOUT_PARAMETERS)
+def test_linen_modules_without_parameters_have_no_variables(name, options):
     args = {"RotaryPositionEmbedding": (None, 3), "AlibiPositionEmbedding": (scores(),)}
-    module = getattr(posenc_jax.linen, name)(*CLASSES[name])
+    module = getattr(posenc_jax.linen, name)(*CLASSES[name], **options)
     x = normal(BATCH, SEQ, DIM)
     assert module.init(jax.random.key(0), *args.get(name, (x,))) == {}
 
 
 def test_nnx_learned_table_is_a_parameter():
-    module = NNX.make("LearnedPositionalEncoding", MAX_LEN, DIM).module
+    module = NNX.make("LearnedPositionalEncoding", MAX_LEN, DIM, padding_idx=1).module
     state = flax.nnx.state(module, flax.nnx.Param)
     assert jax.tree.map(jnp.shape, flax.nnx.to_pure_dict(state)) == {
         "table": (MAX_LEN, DIM)
@@ -848,7 +1061,7 @@ def test_nnx_learned_table_is_a_parameter():
 
 
 def test_linen_learned_table_is_a_parameter():
-    module = posenc_jax.linen.LearnedPositionalEncoding(MAX_LEN, DIM)
+    module = posenc_jax.linen.LearnedPositionalEncoding(MAX_LEN, DIM, padding_idx=1)
     variables = module.init(jax.random.key(0), normal(BATCH, SEQ, DIM))
     assert jax.tree.map(jnp.shape, variables) == {"params": {"table": (MAX_LEN, DIM)}}
 
@@ -1111,7 +1324,8 @@ def test_bad_call_raises_the_same_sentence(framework, label):
     assert str(caught.value) == str(error)
 
 
-ONE_OF_KINDS = "`kind` must be one of 'symmetric', 'signed', 'key', got 'causal'."
+KINDS = "'symmetric', 'signed', 'key', 'past', 'future'"
+OF_ONE_COORDINATE = ", ".join(map(repr, LINE_NAMES))
 BAD_OPTIONS = {
     "sinusoidal max_len": (
         "SinusoidalPositionalEncoding",
@@ -1137,8 +1351,120 @@ BAD_OPTIONS = {
         {"layout": "full"},
         ValueError(
             "`layout` must be one of 'interleaved', 'half', 'half_cos_first', "
-            "got 'full'."
+            "'half_across_axes', got 'full'."
         ),
+    ),
+    **{
+        f"{short} preset {preset}": (
+            f"{short.title()}PositionalEncoding",
+            (MAX_LEN, DIM),
+            {"preset": preset},
+            ValueError(f"`preset` must be one of {OF_ONE_COORDINATE}, got {preset!r}."),
+        )
+        for short in ("sinusoidal", "learned")
+        # Those of several coordinates, and an unknown one.
+        for preset in ("timm", "detr", "Whisper")
+    },
+    **{
+        f"sinusoidal {case}": (
+            "SinusoidalPositionalEncoding",
+            (MAX_LEN, DIM),
+            options,
+            error,
+        )
+        for case, options, error in (
+            (
+                "amplitude name",
+                {"amplitude": "sqrt_dim"},
+                ValueError("`amplitude` must be one of 'rsqrt_dim', got 'sqrt_dim'."),
+            ),
+            (
+                "amplitude zero",
+                {"amplitude": 0},
+                ValueError("`amplitude` must be positive and finite, got 0."),
+            ),
+            (
+                "bases",
+                {"base": (100.0, 20.0)},
+                TypeError("`base` must be a number, got tuple."),
+            ),
+            (
+                "spacing",
+                {"spacing": "full"},
+                ValueError(
+                    "`spacing` must be one of 'dim', 'half', 'endpoint', 'next_even', "
+                    "got 'full'."
+                ),
+            ),
+            (
+                "padding_idx flag",
+                {"padding_idx": True},
+                TypeError("`padding_idx` must be an int, got bool."),
+            ),
+        )
+    },
+    **{
+        f"learned {case}": (
+            "LearnedPositionalEncoding",
+            (MAX_LEN, DIM),
+            options,
+            error,
+        )
+        for case, options, error in (
+            (
+                "stddev",
+                {"stddev": -1.0},
+                ValueError("`stddev` must be positive and finite, got -1.0."),
+            ),
+            (
+                "padding_idx below",
+                {"padding_idx": -1},
+                ValueError("`padding_idx` must be at least 0, got -1."),
+            ),
+            (
+                "padding_idx flag",
+                {"padding_idx": True},
+                TypeError("`padding_idx` must be an int, got bool."),
+            ),
+        )
+    },
+    **{
+        f"alibi {case}": ("AlibiPositionEmbedding", (HEADS,), options, error)
+        for case, options, error in (
+            (
+                "kind of a grid",
+                {"kind": "manhattan"},
+                ValueError(f"`kind` must be one of {KINDS}, got 'manhattan'."),
+            ),
+            (
+                "bias_max",
+                {"bias_max": 0},
+                ValueError("`bias_max` must be positive and finite, got 0."),
+            ),
+            (
+                "num_biased flag",
+                {"num_biased": True},
+                TypeError("`num_biased` must be an int, got bool."),
+            ),
+        )
+    },
+    "sinusoidal amplitude": (
+        "SinusoidalPositionalEncoding",
+        (MAX_LEN, DIM),
+        {"amplitude": np.array(0.5, np.float32)},
+        TypeError("`amplitude` must be a number in a module, got float32."),
+    ),
+    "sinusoidal padding_idx": (
+        "SinusoidalPositionalEncoding",
+        (MAX_LEN, DIM),
+        {"padding_idx": 1.0},
+        TypeError("`padding_idx` must be an int, got float."),
+    ),
+    "sinusoidal angle_scale": (
+        "SinusoidalPositionalEncoding",
+        (MAX_LEN, DIM),
+        {"angle_scale": 0.0},
+        ValueError("`angle_scale` must be positive and finite, got 0.0."),
     ),
     "sinusoidal dtype": (
         "SinusoidalPositionalEncoding",
@@ -1162,7 +1488,15 @@ BAD_OPTIONS = {
         "LearnedPositionalEncoding",
         (MAX_LEN, DIM),
         {"out_of_range": "wrap"},
-        ValueError("`out_of_range` must be one of 'error', 'nan', 'clip', got 'wrap'."),
+        ValueError(
+            "`out_of_range` must be one of 'error', 'nan', 'clip', 'zero', got 'wrap'."
+        ),
+    ),
+    "learned padding_idx": (
+        "LearnedPositionalEncoding",
+        (MAX_LEN, DIM),
+        {"padding_idx": MAX_LEN},
+        ValueError("`padding_idx` must be in 0..10, the rows, got 11."),
     ),
     "learned dtype": (
         "LearnedPositionalEncoding",
@@ -1210,7 +1544,19 @@ BAD_OPTIONS = {
         "AlibiPositionEmbedding",
         (HEADS,),
         {"kind": "causal"},
-        ValueError(ONE_OF_KINDS),
+        ValueError(f"`kind` must be one of {KINDS}, got 'causal'."),
+    ),
+    "alibi rule": (
+        "AlibiPositionEmbedding",
+        (HEADS,),
+        {"rule": "sorted"},
+        ValueError("`rule` must be one of 'authors', 'uniform', got 'sorted'."),
+    ),
+    "alibi num_biased": (
+        "AlibiPositionEmbedding",
+        (HEADS,),
+        {"num_biased": 4},
+        ValueError("`num_biased` must be at most 3, `num_heads`, got 4."),
     ),
     "alibi dtype": (
         "AlibiPositionEmbedding",
@@ -1234,7 +1580,7 @@ def test_bad_option_raises_the_same_sentence_at_construction(framework, label):
     ("framework", "option"), [(TORCH, "init"), (NNX, "init"), (LINEN, "table_init")]
 )
 def test_learned_rejects_an_unknown_first_table(framework, option):
-    with pytest.raises(ValueError, match=f"`{option}` must be one of 'normal', 'sin"):
+    with pytest.raises(ValueError, match=f"`{option}` must be one of 'normal', 'tru"):
         framework.make("LearnedPositionalEncoding", MAX_LEN, DIM, **{option: "ones"})
 
 
@@ -1447,7 +1793,7 @@ def test_attention_fn_takes_grouped_heads():
     assert_close(np.asarray(got), np.asarray(want), units=ATTENTION_UNITS)
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "signed", "key"])
+@pytest.mark.parametrize("kind", ["symmetric", "signed", "key", "past", "future"])
 def test_attention_fn_heeds_the_kind_of_alibi_and_a_bias(kind):
     query = normal(LENGTH, N_HEADS, 8)
     bias = posenc_jax.alibi_bias(LENGTH, LENGTH, SLOPES, kind=kind)

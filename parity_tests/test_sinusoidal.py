@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import posenc_jax
 import posenc_torch
@@ -124,6 +125,18 @@ def test_preset_is_the_same_in_both(name):
         np.testing.assert_allclose(one, found[0], rtol=0, atol=2 * U)
 
 
+def test_preset_of_a_model_is_named_by_its_model_type():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    def spelling(name):
+        return name.replace("-", "").replace("_", "")
+
+    models = {spelling(name): name for name in CONFIG_MAPPING_NAMES}
+    found = [name for name in NAMES if spelling(name) in models]
+    assert len(found) > 30
+    assert found == [models[spelling(name)] for name in found]
+
+
 def test_every_preset_is_tested_against_its_source():
     """By name, or by a name that means the same table."""
     tested = {name for name in NAMES if any(f'"{name}"' in v.call for v in VARIANTS)}
@@ -232,16 +245,80 @@ def test_padding_idx_is_zero_and_nothing_else_is(twin, given):
     np.testing.assert_array_equal(found[where != 3], plain[where != 3])
 
 
-@pytest.mark.parametrize("name", ["fairseq", "mae", "timm", "stable_diffusion"])
+PADDED, PAD = np.array([[3, 1, 4], [1, 0, 3]]), 3
+TRACED = {
+    "jit": jax.jit,
+    "vmap in JAX": jax.vmap,
+    "compile": lambda encode: torch.compile(encode, backend="eager", fullgraph=True),
+    "vmap in torch": torch.func.vmap,
+}
+
+
+@pytest.mark.parametrize("how", TRACED)
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_padding_idx_is_zero_of_positions_that_cannot_be_seen(how, kind):
+    """Tokens and times, in a program; half a token away there is an encoding."""
+    in_jax = how in ("jit", "vmap in JAX")
+    package, array = (
+        (posenc_jax, jnp.asarray) if in_jax else (posenc_torch, torch.from_numpy)
+    )
+    where = PADDED if kind is np.int32 else np.where(PADDED == 4, PAD + 0.5, PADDED)
+
+    def encode(positions):
+        return package.sinusoidal_position_encoding(positions, 6, padding_idx=PAD)
+
+    torch.compiler.reset()
+    given = array(where.astype(kind))
+    found = np.asarray(TRACED[how](encode)(given))
+    assert (found[where == PAD] == 0).all()
+    assert (found[where != PAD] != 0).any(-1).all()
+    # XLA may take another sine inside a fusion, a unit away.
+    np.testing.assert_allclose(found, np.asarray(encode(given)), rtol=0, atol=U)
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=str)
+def test_amplitude_that_is_learnt_has_its_gradient(twin):
+    """The encoding is linear in it: its gradient is that of a factor, sum(cotangent * encoding) / amplitude."""
+    cotangent = np.random.default_rng(4).normal(size=(5, 7))
+    options = {"preset": "x_transformers", "dtype": twin.float64}
+
+    def encode(amplitude):
+        encoding = twin.package.sinusoidal_position_encoding(
+            5, 7, amplitude=amplitude, **options
+        )
+        return encoding, (encoding * twin.array(cotangent)).sum()
+
+    with jax.enable_x64(True):
+        if twin.package is posenc_torch:
+            amplitude = torch.tensor(0.75, dtype=torch.float64, requires_grad=True)
+            encoding, total = encode(amplitude)
+            (gradient,) = torch.autograd.grad(total, amplitude)
+            encoding = encoding.detach()
+        else:
+            encoding, _ = encode(jnp.asarray(0.75))
+            gradient = jax.grad(lambda a: encode(a)[1])(jnp.asarray(0.75))
+        encoding, gradient = np.asarray(encoding), np.asarray(gradient)
+    plain = encoded(twin, 5, 7, preset="x_transformers", amplitude=1.0)
+    np.testing.assert_allclose(encoding, 0.75 * plain, rtol=2.0**-52, atol=0)
+    expected = (cotangent * encoding).sum() / 0.75
+    # A sum of 35 terms of order 1 in float64.
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=ROUNDING)
+
+
+# One name for each table.
+DIFFERENT = {posenc_torch._presets.PRESETS[name]: name for name in NAMES}.values()
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_jit_equals_eager(name):
     positions = jnp.asarray(somewhere(name))
 
     def encode(positions):
         return posenc_jax.sinusoidal_position_encoding(positions, 24, preset=name)
 
-    # XLA may take another sine inside a fusion.
+    # XLA may take another sine inside a fusion, a unit away.
     np.testing.assert_allclose(
-        jax.jit(encode)(positions), encode(positions), atol=2 * U
+        jax.jit(encode)(positions), encode(positions), rtol=0, atol=U
     )
 
 

@@ -32,6 +32,10 @@ TOLERANCE = {
     "elementwise": 4 * U,
     # A float32 gradient by a table: a sum over heads of products of results like those.
     "gradient": 16 * U,
+    # Angles of up to 26 radians: XLA may fuse a product with the sum of two, and multiplies by 2 pi in another order.
+    "fourier": 26 * 2 * U,
+    # On each of two axes, a sum of up to 6 products.
+    "resize": 16 * U,
     # Sums over 8 channels and 7 keys, exp, tanh and a division.
     "attention": 32 * U,
     # The same formula in float64: 2 ** -53 a step, some hundred steps.
@@ -59,6 +63,7 @@ class Op:
 
 TOKENS = np.array([[3, 4, 5, 6, 7], [0, 1, 2, 9, 13]])
 TABLES = {"cos": (2, 5, 3), "sin": (2, 5, 3)}  # random: no angle has them
+POINTS = np.stack((TOKENS % 3, TOKENS[::-1] % 4), -1)
 QKV = {"query": (2, 5, 6, 8), "key": (2, 7, 3, 8), "value": (2, 7, 3, 4)}
 OPS = {
     "tables": Op(
@@ -99,11 +104,61 @@ OPS = {
         {"dim": 7},
         dtype_of="positions",
     ),
+    "sinusoid_by_axes": Op(
+        "sinusoidal_position_encoding",
+        {"positions": (2, 5, 2), "amplitude": ()},
+        {
+            "dim": 10,  # two blocks of 5: an odd width, with a column of zeros
+            "axes": (1, 0),
+            "base": (100.0, 20.0),
+            "spacing": "half",
+            "layout": "half_across_axes",
+            "angle_scale": 1.5,
+        },
+        dtype_of="positions",
+    ),
+    "fourier": Op(
+        "fourier_position_encoding",
+        {"positions": (2, 5, 2), "frequencies": (2, 4)},
+        {},
+        tolerance="fourier",
+    ),
     "add": Op("add_position_encoding", {"x": (2, 5, 8), "encoding": (5, 8)}, {}),
     "lookup": Op(
         "learned_position_encoding",
         {"table": (7, 8)},
         {"positions": TOKENS, "out_of_range": "clip"},
+    ),
+    "lookup_beside_padding": Op(
+        "learned_position_encoding",
+        {"table": (7, 8)},
+        {"positions": TOKENS, "padding_idx": 4, "out_of_range": "zero"},
+    ),
+    "lookup_by_axes": Op(
+        "axial_position_encoding",
+        {"table_0": (3, 8), "table_1": (4, 6)},
+        {"positions": POINTS, "out_of_range": "clip"},
+    ),
+    "lookup_summed": Op(
+        "axial_position_encoding",
+        {"table_0": (3, 8), "table_1": (4, 8)},
+        {"positions": POINTS, "out_of_range": "clip", "combine": "sum"},
+    ),
+    "resize": Op(
+        "resize_position_table",
+        {"table": (13, 8)},
+        {
+            "length_or_grid": (2, 5),
+            "old_grid": (3, 4),
+            "antialias": True,
+            "num_prefix": 1,
+        },
+        tolerance="resize",
+    ),
+    "bias_by_axes": Op(
+        "alibi_bias",
+        {"slopes": (3,)},
+        {"query_positions": POINTS, "key_positions": POINTS, "kind": "euclidean"},
     ),
     "bias": Op(
         "alibi_bias", {"slopes": (3,)}, {"query_positions": 5, "key_positions": 7}
@@ -155,6 +210,8 @@ def arguments(op: Op, given: dict[str, Any], convert: Callable) -> dict[str, Any
     }
     if op.function == "scaled_dot_product_attention_with_alibi":
         made["alibi"] = SimpleNamespace(slopes=made.pop("slopes"), kind="symmetric")
+    if op.function == "axial_position_encoding":
+        made["tables"] = [made.pop("table_0"), made.pop("table_1")]
     return made | ({"dtype": made[op.dtype_of].dtype} if op.dtype_of else {})
 
 
@@ -219,9 +276,11 @@ def test_operations_cover_the_public_functions():
         "init_position_table",
         "mrope_axes",
         "patch_centres",
+        "sinusoidal_preset",
         "yarn_mscale",
     }
     of_integers = {"last_positions", "position_range", "xpos_scale"}
+    of_integers |= {function for function, _, _ in OF_INTEGERS.values()}
     covered = {op.function for op in OPS.values()}
     others = rules | made_on_the_host | of_integers
     assert covered == set(posenc_jax.__all__) - others
@@ -246,11 +305,19 @@ MAPPED = {
     "rotate_back_by_tables": ("rotate_back", ["cos", "sin"]),
     "rotate_both_by_all": ("rotate_both", ["q", "k", "cos", "sin"]),
     "sinusoid_by_times": ("sinusoid", ["positions"]),
+    "sinusoid_by_points": ("sinusoid_by_axes", ["positions"]),
+    "sinusoid_by_amplitude": ("sinusoid_by_axes", ["amplitude"]),
+    "fourier_by_both": ("fourier", ["positions", "frequencies"]),
     "add_by_encoding": ("add", ["encoding"]),
     "lookup_by_table": ("lookup", ["table"]),
     "lookup_by_positions": ("lookup", ["positions"]),
     "lookup_by_both": ("lookup", ["table", "positions"]),
+    "lookup_by_padded_table": ("lookup_beside_padding", ["table", "positions"]),
+    "lookup_by_tables": ("lookup_by_axes", ["table_0", "table_1"]),
+    "lookup_by_points": ("lookup_summed", ["positions"]),
+    "resize_by_table": ("resize", ["table"]),
     "bias_by_slopes": ("bias", ["slopes"]),
+    "bias_by_points": ("bias_by_axes", ["query_positions"]),
     "attend_by_inputs": ("attend", ["query", "key", "value"]),
     "attend_by_numbers": ("attend", ["alibi_slopes", "scale", "logit_softcap"]),
     "attend_by_positions": ("attend", ["query_positions", "key_positions"]),
@@ -396,7 +463,13 @@ def test_jvp_is_the_transpose_of_vjp(name):
     assert_same(forward, backward, "float64")
 
 
-@pytest.mark.parametrize("name", ["tables", "tables_by_axes", "sinusoid", "bias"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tables", "tables_by_axes", "sinusoid", "sinusoid_by_axes"),
+        *("fourier", "resize", "bias"),
+    ],
+)
 def test_jacfwd_equals_jacrev(name):
     call = jax_call(name)
     with jax.enable_x64(True):
@@ -445,6 +518,10 @@ TINY = {
     "rotate_back": {"x": (1, 2, 1, 6), "cos": (1, 2, 2), "sin": (1, 2, 2)},
     "rotate_to_half": {"x": (1, 2, 1, 6), "cos": (1, 2, 2), "sin": (1, 2, 2)},
     "tables_by_axes": {"inv_freq": (4,), "positions": (2, 3)},
+    "sinusoid_by_axes": {"positions": (3, 2), "amplitude": ()},
+    "fourier": {"positions": (3, 2), "frequencies": (2, 2)},
+    "lookup_by_axes": {"table_0": (3, 2), "table_1": (4, 1)},
+    "resize": {"table": (13, 1)},
     "bias": {"slopes": (2,)},
     "attend_alibi": {
         "query": (1, 2, 2, 2),
@@ -620,6 +697,11 @@ def offset_call(name: str, library: Any) -> Callable[[Any], Any]:
     def tokens(offset: Any, length: int = 5) -> Any:
         return library.position_range(length, offset=offset)
 
+    def crossed(at: Any) -> Any:
+        """Points off the diagonal of a grid."""
+        stack = torch.stack if library is posenc_torch else jnp.stack
+        return stack((at, at // 2), -1)
+
     def rope(offset: Any) -> Any:
         tables = library.rope_cos_sin(tokens(offset), INV_FREQ)
         return turned(library.apply_rope(turned(given["x"]), *tables))
@@ -641,11 +723,26 @@ def offset_call(name: str, library: Any) -> Callable[[Any], Any]:
         "sinusoidal_exact": lambda at: library.sinusoidal_position_encoding(
             tokens(at), 8, angles="exact"
         ),
+        "sinusoidal_axes": lambda at: library.sinusoidal_position_encoding(
+            crossed(tokens(at)), 8, preset="timm"
+        ),
+        "sinusoidal_padding": lambda at: library.sinusoidal_position_encoding(
+            tokens(at), 8, preset="fairseq"
+        ),
         "xpos": lambda at: library.xpos_scale(tokens(at), 8, center=at),
         "learned": lambda at: library.learned_position_encoding(
             given["table"], tokens(at)
         ),
+        "learned_padding": lambda at: library.learned_position_encoding(
+            given["table"], tokens(at), padding_idx=7
+        ),
         "alibi": lambda at: library.alibi_bias(tokens(at), 7, given["slopes"]),
+        "alibi_axes": lambda at: library.alibi_bias(
+            crossed(tokens(at)),
+            crossed(tokens(at, 7)),
+            given["slopes"],
+            kind="manhattan",
+        ),
         "attention": attention,
     }[name]
 
@@ -654,7 +751,8 @@ each_scheme = pytest.mark.parametrize(
     "name",
     [
         *("position_range", "rope", "sinusoidal", "sinusoidal_exact", "xpos"),
-        *("learned", "alibi", "attention"),
+        *("sinusoidal_axes", "sinusoidal_padding", "learned", "learned_padding"),
+        *("alibi", "alibi_axes", "attention"),
     ],
 )
 OFFSETS = [0, 7, 131_071]
@@ -702,7 +800,9 @@ def test_torch_compile_takes_another_offset_without_compiling_again(name):
     assert_same(found, expected, kind)
 
 
-@pytest.mark.parametrize("name", ["rope", "sinusoidal", "xpos", "alibi", "learned"])
+@pytest.mark.parametrize(
+    "name", ["rope", "sinusoidal", "sinusoidal_axes", "xpos", "alibi", "learned"]
+)
 def test_torch_autocast_changes_nothing(name):
     """Autocast lowers products of matrices, and no position goes through one."""
     call = offset_call(name, posenc_torch)
@@ -755,6 +855,133 @@ def test_learned_position_encoding_checks_constants_of_a_compiled_program(made):
     np.testing.assert_array_equal(found, TABLE[[0, 3]])
     with pytest.raises(ValueError, match=r"in 0\.\.3, .* got 0 to 4\."):
         jax.eval_shape(lambda table: lookup(table, wrong), TABLE[:4])
+
+
+def test_axial_position_encoding_checks_constants_of_a_compiled_program():
+    """Those of `grid_positions` above all, for tables of another grid."""
+    grid = posenc_jax.grid_positions(2, 5)
+    lookup = posenc_jax.axial_position_encoding
+    with pytest.raises(ValueError, match=r"in 0\.\.3, .* got 0 to 4\."):
+        jax.eval_shape(lambda table: lookup([table, table], grid), TABLE[:4])
+    jax.eval_shape(lambda table: lookup([table, table], grid), TABLE[:5])
+
+
+# ------------------------------------------------------------- functions of integers
+
+RNG = np.random.default_rng(5)
+# The function, three values of its array, and everything else.
+OF_INTEGERS = {
+    "mask": (
+        "positions_from_mask",
+        {"mask": RNG.random((3, 2, 5)) < 0.7},
+        {"start": 2, "padding": 1},
+    ),
+    "grid_mask": (
+        "grid_positions_from_mask",
+        {"mask": RNG.random((3, 2, 4, 5)) < 0.7},
+        {"normalize": "centre"},
+    ),
+    "grid_mask_counts": (
+        "grid_positions_from_mask",
+        {"mask": RNG.random((3, 2, 4, 5)) < 0.7},
+        {},
+    ),
+    "segments": (
+        "positions_from_segments",
+        {"segment_ids": RNG.integers(0, 2, (3, 2, 7))},
+        {},
+    ),
+    "shard": (
+        "shard_positions",
+        {"shard": np.array([[0, 1], [2, 2], [1, 0]])},
+        {"length": 18, "num_shards": 3, "order": "zigzag"},
+    ),
+}
+each_of_integers = pytest.mark.parametrize("name", OF_INTEGERS)
+
+
+def of_integers(name: str, library: Any) -> tuple[Callable[[Any], Any], list[Any]]:
+    """The function of its array alone, and three values of that."""
+    function, arrays, options = OF_INTEGERS[name]
+    ((argument, values),) = arrays.items()
+    convert = torch.from_numpy if library is posenc_torch else jnp.asarray
+    call = getattr(library, function)
+    return lambda given: call(**{argument: given}, **options), list(convert(values))
+
+
+def one_by_one(name: str) -> list[np.ndarray]:
+    """The plain calls of torch; integers in the width that JAX has without x64."""
+    call, values = of_integers(name, posenc_torch)
+    found = [call(value).numpy() for value in values]
+    return [v.astype(np.int32) if v.dtype.kind == "i" else v for v in found]
+
+
+@each_of_integers
+def test_traced_integers_compile_once(name):
+    traces, (call, values) = 0, of_integers(name, posenc_jax)
+
+    @jax.jit
+    def counted(given: jax.Array) -> jax.Array:
+        nonlocal traces
+        traces += 1
+        return call(given)
+
+    found = [counted(value) for value in values]
+    assert traces == 1
+    assert_same(found, one_by_one(name), "elementwise")
+    assert_same([call(value) for value in values], one_by_one(name), "elementwise")
+
+
+@each_of_integers
+def test_torch_compile_takes_other_integers_without_compiling_again(name):
+    graphs, (call, values) = 0, of_integers(name, posenc_torch)
+
+    def counting(graph: Any, _: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend=counting, fullgraph=True)
+    found = [compiled(value) for value in values]
+    assert graphs == 1
+    assert_same(found, [call(value) for value in values], "elementwise")
+
+
+@each_of_integers
+@pytest.mark.parametrize("library", [posenc_torch, posenc_jax], ids=["torch", "jax"])
+def test_vmap_over_integers_equals_one_by_one(library, name):
+    call, values = of_integers(name, library)
+    if library is posenc_torch:
+        found = torch.func.vmap(call)(torch.stack(values)).numpy()
+        found = found.astype(np.int32) if found.dtype.kind == "i" else found
+    else:
+        found = np.asarray(jax.vmap(call)(jnp.stack(values)))
+    assert_same(found, np.stack(one_by_one(name)), "elementwise")
+
+
+def test_shard_positions_takes_the_index_of_an_axis():
+    """What a shard asks for inside `jax.shard_map`: every token once, and no copy of the others' in between."""
+    found = jax.vmap(
+        lambda _: posenc_jax.shard_positions(
+            12, jax.lax.axis_index("shards"), 3, order="zigzag"
+        ),
+        axis_name="shards",
+    )(jnp.zeros(3))
+    expected = [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_shard_positions_checks_constants_of_a_compiled_program():
+    """A shard that is traced cannot be seen; one that is not is looked at while it compiles."""
+    for shard in (3, np.array([0, 3]), jnp.asarray([0, 3])):
+        with pytest.raises(
+            ValueError, match=r"`shard` must be in 0\.\.2, got . to 3\."
+        ):
+            jax.eval_shape(lambda s=shard: posenc_jax.shard_positions(12, s, 3))
+
+
+# ------------------------------------------------------------- what a model is made of
 
 
 def test_rope_config_is_a_static_argument():
@@ -873,6 +1100,12 @@ ANGLES = {
         jnp.stack((at, at), -1), INV_FREQ, axes=(0, 1, 1, 0)
     ),
     "sinusoidal": lambda at: posenc_jax.sinusoidal_position_encoding(at, 8),
+    "sinusoidal_by_axes": lambda at: posenc_jax.sinusoidal_position_encoding(
+        jnp.stack((at, at), -1), 8, preset="detr"
+    ),
+    "fourier": lambda at: posenc_jax.fourier_position_encoding(
+        jnp.stack((at, at), -1), np.ones((2, 4), np.float32)
+    ),
 }
 each_angle = pytest.mark.parametrize("name", ANGLES)
 
@@ -1024,6 +1257,31 @@ OTHERS = {
         jnp.asarray(TOKENS), 8, center=jnp.int32(3)
     ),
     "grid_positions": lambda: posenc_jax.grid_positions(2, 3),
+    **{
+        f"{function}_{case}": lambda f=function, given=given, options=options: getattr(
+            posenc_jax, f
+        )(**{k: jnp.asarray(v) for k, v in given.items()}, **options)
+        for case, (function, given, options) in OF_INTEGERS.items()
+    },
+    "shard_positions_int": lambda: posenc_jax.shard_positions(8, 1, 2, order="zigzag"),
+    "init_position_table_padding": lambda: posenc_jax.init_position_table(
+        jax.random.key(0), 5, 8, init="patchtst", padding_idx=1
+    ),
+    "learned_zero": lambda: posenc_jax.learned_position_encoding(
+        jnp.ones((7, 8), jnp.bfloat16),
+        jnp.asarray(TOKENS),
+        padding_idx=1,
+        out_of_range="zero",
+    ),
+    "sinusoidal_padding": lambda: posenc_jax.sinusoidal_position_encoding(
+        jnp.asarray(TOKENS), 8, preset="fairseq"
+    ),
+    "sinusoidal_amplitude": lambda: posenc_jax.sinusoidal_position_encoding(
+        5, 8, amplitude=np.float64(0.5), angle_scale=np.float64(0.5)
+    ),
+    "alibi_by_axes": lambda: posenc_jax.alibi_bias(
+        jnp.asarray(POINTS), jnp.asarray(POINTS), jnp.ones(3), kind="manhattan"
+    ),
     "patch_centres": lambda: posenc_jax.patch_centres(2, 3),
     "sinusoidal_int": lambda: posenc_jax.sinusoidal_position_encoding(5, 8),
     "sinusoidal_exact": lambda: posenc_jax.sinusoidal_position_encoding(
@@ -1059,7 +1317,7 @@ STRICT = {
 def test_strict_promotion_is_enough(name, case):
     """Tables that must be float32 or float64 stay so beside bfloat16 activations."""
     dtype, x64 = STRICT[case]
-    tables = {"inv_freq", "slopes", "alibi_slopes", "positions"}
+    tables = {"inv_freq", "slopes", "alibi_slopes", "positions", "frequencies"}
     wide = "float32" if dtype == "bfloat16" else dtype
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"):
         given = {
@@ -1099,6 +1357,73 @@ def test_jax_export_with_symbolic_sizes():
     np.testing.assert_array_equal(exported.call(x), attend(x))
 
 
+# Each as a function of one array, [batch, seq, ...].
+EXPORTED = {
+    "mask": (lambda lib, x: lib.positions_from_mask(x), (), "bool"),
+    "grid_mask": (
+        lambda lib, x: lib.grid_positions_from_mask(x, normalize="end"),
+        (),
+        "bool",
+    ),
+    "segments": (lambda lib, x: lib.positions_from_segments(x), (), "int32"),
+    "sinusoid_by_axes": (
+        lambda lib, x: lib.sinusoidal_position_encoding(x, 8, preset="timm"),
+        (2,),
+        "float32",
+    ),
+    "fourier": (
+        lambda lib, x: lib.fourier_position_encoding(x, np.ones((2, 3), np.float32)),
+        (2,),
+        "float32",
+    ),
+    "alibi_by_axes": (
+        lambda lib, x: lib.alibi_bias(x, x, np.ones(3, np.float32), kind="euclidean"),
+        (2,),
+        "int32",
+    ),
+}
+each_exported = pytest.mark.parametrize("name", EXPORTED)
+
+
+def exported_input(name: str, batch: int, seq: int) -> np.ndarray:
+    _, shape, dtype = EXPORTED[name]
+    drawn = np.random.default_rng(0).integers(0, 2, (batch, seq, *shape))
+    return drawn.astype(dtype)
+
+
+@each_exported
+def test_jax_export_of_each_scheme_with_symbolic_sizes(name):
+    function, shape, dtype = EXPORTED[name]
+    call = jax.jit(lambda x: function(posenc_jax, x))
+    batch, seq = jax.export.symbolic_shape("batch, seq")
+    spec = jax.ShapeDtypeStruct((batch, seq, *shape), dtype)
+    exported = jax.export.export(call)(spec)
+    x = exported_input(name, 2, 5)
+    assert_same(exported.call(x), call(x), "elementwise")
+
+
+class Calls(torch.nn.Module):
+    """A function as the module that `torch.export` asks for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = EXPORTED[name][0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(posenc_torch, x)
+
+
+@each_exported
+def test_torch_export_of_each_scheme_with_a_dynamic_axis(name):
+    module = Calls(name)
+    # From 3 on: torch makes a graph of its own for axes of 1, and neighbours are compared in one of seq - 1.
+    sizes = {"x": {1: torch.export.Dim("seq", min=3, max=60)}}
+    example = torch.from_numpy(exported_input(name, 2, 5))
+    exported = torch.export.export(module, (example,), dynamic_shapes=sizes)
+    x = torch.from_numpy(exported_input(name, 2, 9))
+    assert torch.equal(exported.module()(x), module(x))
+
+
 def test_torch_export_with_a_dynamic_axis():
     table = posenc_torch.LearnedPositionalEncoding(64, 8)
     sizes = {"x": {1: torch.export.Dim("seq", min=2, max=60)}}
@@ -1116,3 +1441,14 @@ def test_torch_compile_takes_numbers_and_sizes_that_vary():
     for size, scale in ((4, 0.1), (6, 0.2), (8, 0.3)):
         x = torch.ones(1, 2, size, size)
         assert torch.equal(compiled(x, scale), attend(x, scale))
+
+
+def test_torch_compile_takes_shards_of_sequences_that_vary():
+    def shards(length: int, shard: torch.Tensor) -> torch.Tensor:
+        return posenc_torch.shard_positions(length, shard, 2, order="zigzag")
+
+    torch.compiler.reset()
+    compiled = torch.compile(shards, backend="eager", fullgraph=True)
+    for length, shard in ((8, [0, 1]), (12, [1, 1]), (16, [1, 0])):
+        given = length, torch.tensor(shard)
+        assert torch.equal(compiled(*given), shards(*given))

@@ -50,8 +50,9 @@ GRID = 1 + FUNCTIONS
 # Positions to 1.2, which the source rounds in two divisions; here the factor and three products are rounded.
 STRETCHED = 1.2 * 6 + FUNCTIONS
 # Angles to 2 pi. The source rounds 2 pi and the angle twice, and a frequency below 1, of at most 0.37, to four units.
-# Here frequency and angle are rounded once each: 6.3 * (3 + 2), or 6.3 * 0.37 * (3 + 4 + 2).
-NORMALIZED = 32 + FUNCTIONS
+# Here frequency and angle are rounded once each, and XLA may divide positions by a rounded reciprocal, two units more:
+# 6.3 * (3 + 2 + 2), or 6.3 * 0.37 * (3 + 4 + 2 + 2).
+NORMALIZED = 45 + FUNCTIONS
 # Angles to 2 pi times 3 or, of two coordinates, 2: there and here two products, their sum, 2 pi and its product are
 # rounded, and each coordinate of two twice.
 FOURIER = 19 * 2 * 7 + FUNCTIONS

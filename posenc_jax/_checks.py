@@ -228,24 +228,24 @@ def as_axes(name: str, axes: Any) -> tuple[int, ...]:
         raise TypeError(f"`{name}` must be a tuple of ints, got {describe(axes)}.")
     for i, axis in enumerate(axes):
         check_size(f"{name}[{i}]", axis, at_least=0)
-    if not axes or set(axes) != set(range(max(axes) + 1)):
+    if not axes or sorted(set(axes)) != list(range(len(set(axes)))):
         raise ValueError(f"`{name}` must name every axis from 0 on, got {axes}.")
     return tuple(axes)
 
 
 def as_coordinates(
-    name: str, positions: Any, axes: tuple[int, ...], *, real: bool
+    name: str, positions: Any, axes: tuple[int, ...], *, real: bool, of: str = "axes"
 ) -> Array:
-    """An array [..., axes] of coordinates, one for each of the axes."""
+    """An array [..., axes] of coordinates, one for each of the axes, which come from the argument `of`."""
     if is_size(positions):
         raise TypeError(
-            f"`{name}` must be an array of coordinates where there are `axes`, got int."
+            f"`{name}` must be an array of coordinates where there are `{of}`, got int."
         )
     positions = as_positions(name, positions, real=real)
     count = max(axes) + 1
     if positions.ndim < 1 or positions.shape[-1] != count:
         raise ValueError(
-            f"`{name}` must be [..., {count}], one coordinate for each of `axes`, "
+            f"`{name}` must be [..., {count}], one coordinate for each of `{of}`, "
             f"got shape {tuple(positions.shape)}."
         )
     return positions

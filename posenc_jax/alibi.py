@@ -75,6 +75,7 @@ def alibi_slopes(
     dtype = host_dtype("dtype", dtype)
     check_choice("rule", rule, RULES)
     check_positive("bias_max", bias_max)
+    bias_max = float(bias_max)
     biased = num_heads if num_biased is None else num_biased
     check_size("num_biased", biased, at_least=0)
     if biased > num_heads:
@@ -162,9 +163,9 @@ def _grid_distance(query: Array, key: Array, kind: str, dtype: Any) -> Array:
     """The same for coordinates, [*batch, q, axes] and [*batch, k, axes]."""
     check_rank("query_positions", query, "[..., q, axes]", at_least=2)
     check_rank("key_positions", key, "[..., k, axes]", at_least=2)
-    if query.shape[-1] != key.shape[-1]:
+    if not 0 < query.shape[-1] == key.shape[-1]:
         raise ValueError(
-            f"`query_positions` and `key_positions` must have the same coordinates, "
+            f"`query_positions` and `key_positions` must have the same coordinates, one or more, "
             f"got {query.shape[-1]} and {key.shape[-1]}."
         )
     _check_batches(query.shape[:-2], key.shape[:-2])

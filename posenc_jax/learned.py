@@ -131,12 +131,16 @@ def axial_position_encoding(
     check_choice("out_of_range", out_of_range, OUT_OF_RANGE)
     tables = _as_tables(tables)
     axes = tuple(range(len(tables)))
-    coordinates = as_coordinates("positions", positions, axes, real=False)
+    coordinates = as_coordinates("positions", positions, axes, real=False, of="tables")
     if combine == "sum" and len({table.shape[1] for table in tables}) > 1:
         raise ValueError(
             f"`tables` must have as many columns each for 'sum', "
             f"got {[table.shape[1] for table in tables]}."
         )
+    if out_of_range == "error":
+        for axis in axes:
+            max_len = tables[axis].shape[0]
+            _check_range(positions[..., axis], max_len, f"tables[{axis}]")
     rows = [
         learned_position_encoding(
             tables[axis], coordinates[..., axis], out_of_range=out_of_range
@@ -174,12 +178,15 @@ def init_position_table(
     Returns:
         [max_len, dim] in `dtype`.
     Raises:
-        TypeError, ValueError: if a size is below 1, `stddev` not positive, an option unknown, or `padding_idx` no row.
+        TypeError, ValueError: if a size is below 1 (`dim` below 2 for "patchtst"), `stddev` not positive, an option
+            unknown, or `padding_idx` no row.
     """
     check_size("max_len", max_len)
-    check_size("dim", dim)
     check_choice("init", init, INITS)
+    # One number alone has no standard deviation.
+    check_size("dim", dim, at_least=2 if init == "patchtst" else 1)
     check_positive("stddev", stddev)
+    stddev = float(stddev)
     check_table_dtype("dtype", dtype)
     check_choice("preset", preset, LINE_NAMES)
     if padding_idx is not None:
@@ -226,7 +233,7 @@ def resize_position_table(
         antialias: Widen the kernel where a table becomes smaller.
         align_corners: Keep the first and the last row where they are, instead of the centres of rows.
         scale_factor: Stands for new / old in the formula, a number or one for each axis; times old it must be less
-            than 1 away from new. None means that very ratio.
+            than 1 above new, or 1/2 below. None means that very ratio.
         num_prefix: Rows at the start that stand for no place, such as a class token's, and are kept as they are.
     Returns:
         [num_prefix + length or product of the grid, dim] in the dtype of `table`. Summed in float32 (float64 if `table`
@@ -268,7 +275,7 @@ def resize_position_table(
     return jnp.concatenate((table[:num_prefix], resized), 0)
 
 
-def _check_range(positions: int | Array, max_len: int) -> None:
+def _check_range(positions: int | Array, max_len: int, table: str = "table") -> None:
     """Look at positions as they were given, since an int or a constant is known even to a compiler."""
     if isinstance(positions, int):
         low, high = 0, positions - 1
@@ -280,7 +287,7 @@ def _check_range(positions: int | Array, max_len: int) -> None:
         low, high = int(host.min()), int(host.max())
     if low < 0 or high >= max_len:
         raise ValueError(
-            f"`positions` must be in 0..{max_len - 1}, the rows of `table`, "
+            f"`positions` must be in 0..{max_len - 1}, the rows of `{table}`, "
             f"got {low} to {high}."
         )
 
@@ -294,11 +301,13 @@ def _resampled(grid: Array, axis: int, rows: np.ndarray, weights: np.ndarray) ->
 
 
 def _as_tables(tables: Any) -> list[Array]:
-    if not isinstance(tables, (list, tuple)) or not tables:
+    if not isinstance(tables, (list, tuple)):
         raise TypeError(
             f"`tables` must be a list of arrays, one for each axis, "
             f"got {describe(tables)}."
         )
+    if not tables:
+        raise ValueError(f"`tables` must have an array for each axis, got {tables}.")
     tables = [as_floating(f"tables[{i}]", table) for i, table in enumerate(tables)]
     for i, table in enumerate(tables):
         _check_table(f"tables[{i}]", table)
@@ -348,14 +357,15 @@ def _scale_factors(
         raise ValueError(
             f"`scale_factor` must be a number or {axes} of them, got {len(factors)}."
         )
+    factors = tuple(map(float, factors))
     for each, rows, wanted in zip(factors, old, new, strict=True):
-        # Otherwise some of the new rows would stand where there are no old ones.
-        if abs(rows * each - wanted) >= 1:
+        # Lower, the last new rows would stand where there are no old ones; higher, there would be more new rows.
+        if not -0.5 <= rows * each - wanted < 1:
             raise ValueError(
-                f"`scale_factor` must be less than one row away from {wanted} / {rows}, "
+                f"`scale_factor` must be less than one row above {wanted} / {rows}, or half a row below, "
                 f"got {each}."
             )
-    return tuple(factors)
+    return factors
 
 
 def _check_table(name: str, table: Array) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
@@ -172,7 +173,8 @@ class LearnedPositionalEncoding(nn.Module):
         check_size("d_model", self.d_model)
         check_choice("table_init", self.table_init, INITS)
         check_choice("out_of_range", self.out_of_range, OUT_OF_RANGE)
-        check_table_dtype("dtype", self.dtype)
+        # The function checks the rest itself, without computing anything.
+        jax.eval_shape(lambda: self._first_table(jax.random.key(0)))
 
     @nn.compact
     def __call__(
@@ -213,6 +215,8 @@ class LearnedPositionalEncoding(nn.Module):
             self.d_model,
             init=self.table_init,
             stddev=self.stddev,
+            preset=self.preset,
+            padding_idx=self.padding_idx,
             dtype=self.dtype,
         )
 

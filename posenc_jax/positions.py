@@ -14,6 +14,7 @@ from ._checks import (
     as_integers,
     as_positions,
     check_choice,
+    check_length,
     check_position,
     check_rank,
     check_size,
@@ -115,9 +116,11 @@ def positions_from_mask(
     check_rank("mask", mask, "[..., seq]", at_least=1)
     for name, value in (("start", start), ("padding", padding)):
         check_position(name, value)
-    if start + mask.shape[-1] > 2**31:
+    length = mask.shape[-1]
+    # The size of a dynamic axis in a program for export is not known.
+    if isinstance(length, int) and start + length > 2**31:
         raise ValueError(
-            f"`start` must leave room for {mask.shape[-1]} positions in int32, got {start}."
+            f"`start` must leave room for {length} positions in int32, got {start}."
         )
     tokens = jnp.cumsum(mask, -1)
     return jnp.where(mask, tokens - 1 + start, padding)
@@ -170,12 +173,13 @@ def shard_positions(
         Integers, [*shard, length / num_shards].
     Raises:
         TypeError: if a size is not an int or `shard` not integers.
-        ValueError: if the chunks would not be of one length, there is no such shard, or `order` is unknown.
+        ValueError: if the chunks would not be of one length, a size does not fit int32, there is no such shard, or
+            `order` is unknown.
     Source:
         "zigzag" is the load-balanced context parallelism of Megatron-LM and TransformerEngine.
     """
-    check_size("num_shards", num_shards)
-    check_size("length", length, at_least=0)
+    check_length("num_shards", num_shards)
+    check_length("length", length, at_least=0)
     check_choice("order", order, ORDERS)
     chunks = num_shards if order == "contiguous" else 2 * num_shards
     if length % chunks:
@@ -183,13 +187,12 @@ def shard_positions(
             f"`length` must be a multiple of {chunks} for {num_shards} {order} shards, "
             f"got {length}."
         )
-    ranks = as_integers("shard", np.array(shard) if is_size(shard) else shard)
-    _check_shard(shard, num_shards)
+    ranks = _as_ranks(shard, num_shards)
     size = length // chunks
     first = position_range(size, offset=ranks * size)
     if order == "contiguous":
         return first
-    last = position_range(size, offset=(chunks - 1 - ranks) * size)
+    last = position_range(size, offset=length - (ranks + 1) * size)
     return jnp.concatenate((first, last), -1)
 
 
@@ -270,13 +273,19 @@ def _check_end(offset: np.ndarray, length: int) -> None:
         as_integers("offset", offset[..., None] + np.array([0, max(length - 1, 0)]))
 
 
-def _check_shard(shard: int | Array, num_shards: int) -> None:
-    """Look at it as it was given, since a constant is known even to a compiler."""
-    if is_traced(shard) or np.size(shard) == 0:
-        return
-    host = np.asarray(shard)
-    low, high = int(host.min()), int(host.max())
+def _as_ranks(shard: int | Array, num_shards: int) -> Array:
+    """Integers, each of them a shard, as far as their values can be seen."""
+    if is_size(shard):
+        low = high = shard
+    else:
+        ranks = as_positions("shard", shard)
+        if is_traced(shard) or ranks.size == 0:
+            return ranks
+        # As they were given, since a constant is known even to a compiler.
+        host = np.asarray(shard)
+        low, high = int(host.min()), int(host.max())
     if low < 0 or high >= num_shards:
         raise ValueError(
             f"`shard` must be in 0..{num_shards - 1}, got {low} to {high}."
         )
+    return as_integers("shard", np.asarray(shard))

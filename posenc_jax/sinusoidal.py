@@ -113,9 +113,9 @@ def sinusoidal_position_encoding(
     Raises:
         TypeError: if positions are neither integers nor (but for exact angles) float32 or float64, an option is of the
             wrong type, or dtype is neither float.
-        ValueError: if a block has no column (fewer than 2 for "half" and "endpoint"), a factor is not positive, an
-            option is unknown, `axes` do not fit, or exact angles are asked for in float64 or of a position that does
-            not fit int32.
+        ValueError: if a block has no column (fewer than 2 for "half" and "endpoint"), a factor is not positive or a
+            frequency not finite, an option is unknown, `axes` do not fit, or exact angles are asked for in float64 or
+            of a position that does not fit int32.
     Source:
         arXiv:1706.03762, section 3.5; "endpoint" from get_timing_signal_1d of tensor2tensor, "half" from
         get_timestep_embedding of diffusers, "next_even" from positional-encodings; the rest from each family's code.
@@ -134,6 +134,9 @@ def sinusoidal_position_encoding(
     check_table_dtype("dtype", dtype)
     check_choice("angles", angles, ANGLES)
     width, bases = _check_options(dim, options)
+    # A number of NumPy's would be computed with in its own precision.
+    options = options._replace(angle_scale=float(options.angle_scale))
+    _check_frequencies(bases, _exponents(width, options.spacing), options.angle_scale)
     real = angles != "exact"
     if options.axes is None:
         positions = as_positions("positions", positions, real=real)
@@ -207,7 +210,9 @@ def fourier_position_encoding(
             f"`frequencies` must be [axes, n], got shape {tuple(frequencies.shape)}."
         )
     axes = tuple(range(frequencies.shape[0]))
-    positions = as_coordinates("positions", positions, axes, real=True)
+    positions = as_coordinates(
+        "positions", positions, axes, real=True, of="frequencies"
+    )
     # A sum of broadcast products, never a matmul: TF32 or bfloat16 passes would round the positions.
     coordinates = positions.astype(frequencies.dtype)
     turns = coordinates[..., :1] * frequencies[0]
@@ -277,6 +282,21 @@ def _check_options(dim: int, options: Options) -> tuple[int, tuple[float, ...]]:
             f"got {len(bases)}."
         )
     return dim // len(axes), tuple(float(bases[axis]) for axis in axes)
+
+
+def _check_frequencies(
+    bases: tuple[float, ...], exponents: tuple[int, int, int], scale: float
+) -> None:
+    """Refuse what float32 cannot hold; by logarithms, since a power of Python's raises an error of its own."""
+    numerator, denominator, count = exponents
+    for base in bases:
+        largest = math.log2(scale)
+        if base < 1:
+            largest -= math.log2(base) * numerator * (count - 1) / denominator
+        if largest >= 127:
+            raise ValueError(
+                f"`base` and `angle_scale` must give finite frequencies, got {base} and {scale}."
+            )
 
 
 def _exponents(width: int, spacing: Spacing) -> tuple[int, int, int]:
