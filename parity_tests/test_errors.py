@@ -704,6 +704,13 @@ SIZES = [
     *too_small("sinusoidal_position_encoding", "positions", 0, -1),
     *too_small("alibi_slopes", "num_heads", 1, 0, -6),
     *too_small("init_position_table", "max_len", 1, 0, -5),
+    bad(
+        INIT,
+        "of_random_numbers",
+        ValueError,
+        "`preset` must be left out where `init` is 'normal', got 'whisper'.",
+        preset="whisper",
+    ),
     *too_small("init_position_table", "dim", 1, 0, -8),
     *too_small("position_range", "length", 0, -1),
     *too_small("last_positions", "query_len", 0, -1),
@@ -3367,7 +3374,8 @@ EDGES = [
         edge(SHARD, case, "exact", **changes)
         for case, changes in {
             "no_tokens": {"length": 0},
-            "more_shards_than_any_token": {"length": 0, "num_shards": BIG - 1},
+            "more_shards_than_tokens": {"length": 0, "num_shards": BIG - 1}
+            | {"order": "zigzag"},
             "one": {"shard": 0, "num_shards": 1},
             "scalar": {"shard": ints(1, "int8"), "order": "zigzag"},
             "none_asked_for": {"shard": ints(np.zeros((2, 0), int))},
@@ -3605,6 +3613,19 @@ def test_number_of_numpy_is_taken_for_its_value(fw, function, argument, kind):
     )
     assert one.dtype == other.dtype == np.float32
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(SINUSOIDAL, "amplitude"), (INIT, "stddev")]
+)
+@pytest.mark.parametrize("fw", FRAMEWORKS, ids=lambda fw: fw.name)
+def test_number_may_be_an_int_beyond_int64(fw, function, argument):
+    """Python's ints are numbers whatever their size; the frameworks' own products stop at 64 bits."""
+    with jax.enable_x64(True):
+        options = {argument: 2**900, "dtype": dtype("float64")}
+        found = np.asarray(bound(fw, function)(**prepared(fw, function, options)))
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() > 2.0**890
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])

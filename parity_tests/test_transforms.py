@@ -1335,9 +1335,12 @@ def test_strict_promotion_is_enough_for_what_takes_no_array(name):
 
 @each_op
 def test_x64_does_not_widen_float32(name):
+    """Neither the result nor any value on the way to it."""
     with jax.enable_x64(True):
         found = jax.eval_shape(jax_call(name), drawn(name))
+        computed = dtypes(jax_call(name), drawn(name))
     assert {v.dtype.name for v in found} == {"float32"}
+    assert "float64" not in computed
 
 
 # Programs for export, and those that a number turns into ------------------------------

@@ -680,7 +680,7 @@ ROWS = (
     ),
     (
         "diffusers' SinusoidalPositionalEmbedding, Florence-2 (frames)",
-        'sinusoidal_position_encoding(n, dim, preset="diffusers")',
+        'sinusoidal_position_encoding(n, dim, preset="florence2")',
         "diffusers, transformers",
         _interleaved,
         LINE,
@@ -729,7 +729,7 @@ ROWS = (
     ),
     (
         "GPT-NeoX",
-        'sinusoidal_position_encoding(positions, dim, preset="gpt_neox")',
+        'sinusoidal_position_encoding(positions, dim, preset="transformer_xl")',
         "stored",
         _gpt_neox,
         LINE,

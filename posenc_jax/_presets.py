@@ -1,6 +1,7 @@
 """Which sinusoidal table each library or model ships, as arguments.
 
-The same file is in both packages. Where a name is a model's in transformers, it is that model's `model_type`.
+The same file is in both packages. A name is that of a library, or the `model_type` of a model in transformers; those of
+diffusion models mean their times.
 """
 
 from types import MappingProxyType
@@ -36,25 +37,26 @@ DETR = Options(axes=(0, 1), angle_scale=6.283185307179586)
 # Names that mean the same table.
 FAMILIES = (
     # One coordinate.
-    (("paper", "pytorch_tutorial", "diffusers", "speecht5", "florence2"), PAPER),
+    (("paper", "pytorch_tutorial", "speecht5", "florence2", "xlm"), PAPER),
+    (("flaubert", "distilbert", "videomae"), PAPER),
     (("wav2vec2-conformer", "keras_hub", "flax_nlp_seq", "axlearn_roformer"), PAPER),
     (("positional_encodings",), Options(spacing="next_even")),
     (("marian", "pegasus", "roformer", "autoformer", "informer"), HALF),
-    (("time_series_transformer", "xlnet", "transformer_xl", "gpt_neox"), HALF),
+    (("time_series_transformer", "xlnet", "transformer_xl"), HALF),
     (("tensor2tensor", "flax_wmt", "flax_lm1b", "maxtext", "praxis"), ENDPOINT),
     (("axlearn", "timesfm", "pegasus_x", "tipsv2", "gemma4_audio"), ENDPOINT),
     (("whisper", "qwen2_audio", "ddpm"), ENDPOINT),
     (("fairseq", "fsmt", "m2m_100", "nllb-moe"), FAIRSEQ),
-    (("xglm", "speech_to_text", "trocr", "kosmos-2"), FAIRSEQ),
+    (("xglm", "speech_to_text", "trocr", "kosmos-2", "seamless_m4t"), FAIRSEQ),
     (("musicgen",), ENDPOINT._replace(layout="half_cos_first")),
     (("stable_diffusion", "sdxl", "flux", "vibevoice"), COSINES_FIRST),
     (("x_transformers", "canary"), SCALED),
     # Two coordinates, (height, width), or three, (depth, height, width).
-    (("mae", "dit", "pixart", "scenic"), COLUMNS_FIRST),
+    (("mae", "vit_mae", "dit", "pixart", "scenic"), COLUMNS_FIRST),
     (("scenic_3d",), COLUMNS_FIRST._replace(axes=(0, 2, 1))),
-    (("big_vision", "simple_vit", "gemma_vision"), ENDPOINT._replace(axes=(1, 0))),
+    (("big_vision", "simple_vit"), ENDPOINT._replace(axes=(1, 0))),
     (("timm",), ROWS_FIRST._replace(layout="half_across_axes")),
-    (("timm_interleaved", "praxis_2d", "rt_detr", "moco_v3"), ROWS_FIRST),
+    (("timm_interleaved", "praxis_2d", "rt_detr", "d_fine", "moco_v3"), ROWS_FIRST),
     (("detr_unnormalized",), Options(axes=(0, 1))),
     (("detr", "conditional_detr", "deformable_detr", "maskformer"), DETR),
     (("mask2former", "oneformer", "sam2"), DETR),

@@ -167,9 +167,9 @@ def init_position_table(
         key: Source of randomness; `jax.random.key(seed)`.
         max_len: Rows, tokens.
         dim: Columns.
-        init: "normal", N(0, stddev ** 2) (BERT, GPT-2); "truncated_normal", the same drawn again beyond two standard
-            deviations (ViT in Flax); "uniform", from 0 to 1 (DETR); "sinusoidal", `sinusoidal_position_encoding`;
-            "patchtst", that less its mean and over 10 of its standard deviations.
+        init: "normal", N(0, stddev ** 2) (Hugging Face's BERT and GPT-2); "truncated_normal", the same drawn again
+            beyond two standard deviations (BERT as published); "uniform", from 0 to 1 (DETR); "sinusoidal",
+            `sinusoidal_position_encoding`; "patchtst", that less its mean and over 10 of its standard deviations.
         stddev: Standard deviation of the normal ones, before the cut: 0.02 (BERT, GPT-2, BART, OPT), dim ** -0.5
             (fairseq, big_vision, axlearn).
         preset: Of the sinusoidal ones, as in `sinusoidal_position_encoding`, but for those with axes.
@@ -179,7 +179,7 @@ def init_position_table(
         [max_len, dim] in `dtype`.
     Raises:
         TypeError, ValueError: if a size is below 1 (`dim` below 2 for "patchtst"), `stddev` not positive, an option
-            unknown, or `padding_idx` no row.
+            unknown, a preset given to random numbers, or `padding_idx` no row.
     """
     check_size("max_len", max_len)
     check_choice("init", init, INITS)
@@ -189,6 +189,10 @@ def init_position_table(
     stddev = float(stddev)
     check_table_dtype("dtype", dtype)
     check_choice("preset", preset, LINE_NAMES)
+    if preset != "paper" and init not in ("sinusoidal", "patchtst"):
+        raise ValueError(
+            f"`preset` must be left out where `init` is {init!r}, got {preset!r}."
+        )
     if padding_idx is not None:
         _check_row("padding_idx", padding_idx, max_len)
     if init in ("sinusoidal", "patchtst"):
@@ -219,7 +223,8 @@ def resize_position_table(
 ) -> Float[Array, "new_len dim"]:
     """Interpolate a table to another length, or another grid of patches.
 
-    Hugging Face's ViT, DeiT and BEiT: the defaults. timm: antialias. DINOv2: scale_factor = (size + 0.1) / old size.
+    Hugging Face's ViT, DeiT, BEiT and DINOv2: the defaults; its DINOv2 with registers, and timm: antialias. DINOv2 as
+    published: scale_factor = (size + 0.1) / old size, and the table as it is where the size is the same.
     SigLIP 2: linear, antialias. big_vision and Qwen3-VL: linear, align_corners. `jax.image.resize`'s cubic: keys_cubic.
 
     Args:

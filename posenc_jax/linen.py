@@ -67,7 +67,8 @@ class SinusoidalPositionalEncoding(nn.Module):
         max_len: Usual length, tokens. Nothing is stored, so it has no effect; it is here for the twin's sake.
         d_model: Channels of x.
         preset, base, layout, spacing, angle_scale, amplitude, padding_idx: As in `sinusoidal_position_encoding`, for
-            one coordinate and an amplitude that is a number.
+            one coordinate and an amplitude that is a number. (Tokens begin at 0 all the same: where a family begins
+            later, as fairseq at `padding_idx` + 1, say so by `offset` or `positions`.)
         dtype: float32 or float64, of the encoding.
     Raises:
         TypeError, ValueError: if a size is not an int of at least 1, or as `sinusoidal_position_encoding`.

@@ -247,7 +247,7 @@ def grid_positions_from_mask(
             (y - 1/2) / (y[-1] + 1e-6) and likewise (Deformable DETR). Models turn by 2 pi of these.
         dtype: float32 or float64, of normalized ones.
     Returns:
-        [*batch, height, width, 2], row and column, integers or in `dtype`.
+        [*batch, height, width, 2], row and column, integers or in `dtype`. At the padding they mean nothing.
     Raises:
         TypeError: if `mask` is not boolean, or dtype is neither float.
         ValueError: if `mask` has not two axes, or `normalize` is unknown.

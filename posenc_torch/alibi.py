@@ -108,7 +108,7 @@ def alibi_bias(
         euclidean    bias[h, i, j] = -m[h] sqrt((i[0] - j[0]) ** 2 + (i[1] - j[1]) ** 2 + ...)
 
     Where j <= i, the first four differ by a constant of each row, so under a causal mask they give the same
-    attention. Without one, "signed" and "key" reward the future, and "past" does not see how far it is. "past" with one
+    attention. Without one, "signed" and "key" reward the future, and "past" gives it 0, however far. "past" with one
     list of slopes plus "future" with another is the authors' non-symmetric form for encoders.
 
     Args:

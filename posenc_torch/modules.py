@@ -91,7 +91,8 @@ class SinusoidalPositionalEncoding(_HostConstants):
         max_len: Length of the table, tokens.
         d_model: Channels of x.
         preset, base, layout, spacing, angle_scale, amplitude, padding_idx: As in `sinusoidal_position_encoding`, for
-            one coordinate and an amplitude that is a number.
+            one coordinate and an amplitude that is a number. (Tokens begin at 0 all the same: where a family begins
+            later, as fairseq at `padding_idx` + 1, say so by `offset` or `positions`.)
         dtype: float32 or float64, of the encoding; casting the module does not change it.
     Raises:
         TypeError, ValueError: if a size is not an int of at least 1, or as `sinusoidal_position_encoding`.

@@ -92,9 +92,11 @@ def sinusoidal_position_encoding(
         positions: An int n for 0..n-1, or an array of any shape: integers in tokens, or float32 or
             float64 times, as diffusion models use. With `axes`, an array [*positions, axes] of coordinates.
         dim: Columns of the encoding.
-        preset: Whose table, by the name of a library or a model: `sinusoidal_preset` shows what it stands for.
-        base: Ratio of the longest wavelength to the shortest (which only "endpoint" reaches); with `axes` it may be
-            one for each axis of the positions. The paper's is 10000.
+        preset: Whose table, by the name of a library or a model: `sinusoidal_preset` shows what it stands for. It is a
+            table, not positions: fairseq's tokens begin at `padding_idx` + 1 (`positions_from_mask`), DETR's
+            coordinates are from 0 to 1 (`grid_positions_from_mask`).
+        base: Ratio of the wavelengths at the exponents -1 and 0, of which only "endpoint" has both. With `axes` it may
+            be one for each axis of the positions. The paper's is 10000.
         layout: "interleaved" (sin, cos, sin, cos: the paper's), "half" (all sines, then all cosines) or
             "half_cos_first" (all cosines, then all sines), of each block where there are `axes`; "half_across_axes"
             (the sines of all blocks, then the cosines of all).
@@ -103,7 +105,8 @@ def sinusoidal_position_encoding(
             (1, 0) is the column of a grid, then the row. Everything above then holds for each block.
         angle_scale: Factor of the angles. (Wavelengths from 2 pi a to 2 pi b are base b / a, angle_scale 1 / a.)
         amplitude: Factor of the encoding, a number or a scalar array, which may be learnt; "rsqrt_dim" is dim ** -0.5.
-        padding_idx: Position whose encoding is zero, as in fairseq; the paper has none.
+        padding_idx: Position whose encoding is zero, as in fairseq; the paper has none. ("whisper" is fairseq's table
+            without it.)
         angles: How the angle is formed. "float32": one product in `dtype`, what every float32 model does;
             the angle is then off by up to 7.8e-3 radians at position 131071. "exact": in integers, so that the
             encoding is right to 1.2e-7 at every int32 position; positions must be integers, and `dtype` float32.
