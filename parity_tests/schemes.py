@@ -205,7 +205,8 @@ def _fourier(pj: Any, pt: Any) -> Pair:
     def draw(rng: np.random.Generator, profile: str) -> Any:
         return {
             "coordinates": rng.uniform(-1, 1, (BATCH, SEQ, 2)),
-            "frequencies": rng.normal(size=(2, 5)),
+            # Angles of about a turn: of larger ones, ten numbers to a slice, luck decides which side is nearer.
+            "frequencies": rng.normal(size=(2, 5)) / 4,
         }
 
     def side(package: Any) -> Any:
