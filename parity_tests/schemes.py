@@ -227,9 +227,7 @@ def _fourier(pj: Any, pt: Any) -> Pair:
         side(pt),
         oracle,
         draw,
-        # Of a coordinate, the gradient is a sum of five terms that cancel: which side is nearer is luck, up to 4.7 to 1
-        # in float32. test_transforms.py has it in float64.
-        wrt=("frequencies",),
+        wrt=("coordinates", "frequencies"),
         float32=("coordinates", "frequencies", "out"),
         profiles=("dense",),  # coordinates have none
     )
