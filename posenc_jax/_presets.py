@@ -34,37 +34,47 @@ COLUMNS_FIRST = Options(layout="half", spacing="half", axes=(1, 0))
 # Of positions from 0 to 1: `grid_positions_from_mask(mask, normalize="end")`, or "centre" for Deformable DETR.
 DETR = Options(axes=(0, 1), angle_scale=6.283185307179586)
 
-# Names that mean the same table.
+# Each table, and the names that mean it.
 FAMILIES = (
     # One coordinate.
-    (("paper", "pytorch_tutorial", "speecht5", "florence2", "xlm"), PAPER),
-    (("flaubert", "distilbert", "videomae"), PAPER),
-    (("wav2vec2-conformer", "keras_hub", "flax_nlp_seq", "axlearn_roformer"), PAPER),
-    (("positional_encodings",), Options(spacing="next_even")),
-    (("marian", "pegasus", "roformer", "autoformer", "informer"), HALF),
-    (("time_series_transformer", "xlnet", "transformer_xl"), HALF),
-    (("tensor2tensor", "flax_wmt", "flax_lm1b", "maxtext", "praxis"), ENDPOINT),
-    (("axlearn", "timesfm", "pegasus_x", "tipsv2", "gemma4_audio"), ENDPOINT),
-    (("whisper", "qwen2_audio", "ddpm"), ENDPOINT),
-    (("fairseq", "fsmt", "m2m_100", "nllb-moe"), FAIRSEQ),
-    (("xglm", "speech_to_text", "trocr", "kosmos-2", "seamless_m4t"), FAIRSEQ),
-    (("musicgen",), ENDPOINT._replace(layout="half_cos_first")),
-    (("stable_diffusion", "sdxl", "flux", "vibevoice"), COSINES_FIRST),
-    (("x_transformers", "canary"), SCALED),
+    (
+        PAPER,
+        "paper pytorch_tutorial speecht5 florence2 xlm flaubert distilbert videomae wav2vec2-conformer keras_hub "
+        "flax_nlp_seq axlearn_roformer",
+    ),
+    (Options(spacing="next_even"), "positional_encodings"),
+    (
+        HALF,
+        "marian pegasus roformer autoformer informer time_series_transformer xlnet transformer_xl",
+    ),
+    (
+        ENDPOINT,
+        "tensor2tensor flax_wmt flax_lm1b maxtext praxis axlearn timesfm pegasus_x tipsv2 gemma4_audio whisper "
+        "qwen2_audio ddpm",
+    ),
+    (
+        FAIRSEQ,
+        "fairseq fsmt m2m_100 nllb-moe xglm speech_to_text trocr kosmos-2 seamless_m4t",
+    ),
+    (ENDPOINT._replace(layout="half_cos_first"), "musicgen"),
+    (COSINES_FIRST, "stable_diffusion sdxl flux vibevoice"),
+    (SCALED, "x_transformers canary"),
     # Two coordinates, (height, width), or three, (depth, height, width).
-    (("mae", "vit_mae", "dit", "pixart", "scenic"), COLUMNS_FIRST),
-    (("scenic_3d",), COLUMNS_FIRST._replace(axes=(0, 2, 1))),
-    (("big_vision", "simple_vit"), ENDPOINT._replace(axes=(1, 0))),
-    (("timm",), ROWS_FIRST._replace(layout="half_across_axes")),
-    (("timm_interleaved", "praxis_2d", "rt_detr", "d_fine", "moco_v3"), ROWS_FIRST),
-    (("detr_unnormalized",), Options(axes=(0, 1))),
-    (("detr", "conditional_detr", "deformable_detr", "maskformer"), DETR),
-    (("mask2former", "oneformer", "sam2"), DETR),
-    (("dab-detr", "grounding-dino"), DETR._replace(base=20.0)),
+    (COLUMNS_FIRST, "mae vit_mae dit pixart scenic"),
+    (COLUMNS_FIRST._replace(axes=(0, 2, 1)), "scenic_3d"),
+    (ENDPOINT._replace(axes=(1, 0)), "big_vision simple_vit"),
+    (ROWS_FIRST._replace(layout="half_across_axes"), "timm"),
+    (ROWS_FIRST, "timm_interleaved praxis_2d rt_detr d_fine moco_v3"),
+    (Options(axes=(0, 1)), "detr_unnormalized"),
+    (
+        DETR,
+        "detr conditional_detr deformable_detr maskformer mask2former oneformer sam2",
+    ),
+    (DETR._replace(base=20.0), "dab-detr grounding-dino"),
 )
 
 PRESETS = MappingProxyType(
-    {name: options for names, options in FAMILIES for name in names}
+    {name: options for options, names in FAMILIES for name in names.split()}
 )
 NAMES = tuple(PRESETS)
 LINE_NAMES = tuple(name for name in NAMES if PRESETS[name].axes is None)

@@ -169,10 +169,18 @@ def _grid_distance(query: Array, key: Array, kind: str, dtype: Any) -> Array:
             f"got {query.shape[-1]} and {key.shape[-1]}."
         )
     _check_batches(query.shape[:-2], key.shape[:-2])
-    apart = query[..., :, None, :] - key[..., None, :, :]
-    if kind == "manhattan":
-        return -jnp.abs(apart).sum(-1)
-    return -jnp.sqrt(jnp.square(apart.astype(dtype)).sum(-1))
+
+    def part(axis: int) -> Array:
+        apart = query[..., :, None, axis] - key[..., None, :, axis]
+        return (
+            jnp.abs(apart) if kind == "manhattan" else jnp.square(apart.astype(dtype))
+        )
+
+    # Axis by axis, so that no array is larger than the bias of one head.
+    total = part(0)
+    for axis in range(1, query.shape[-1]):
+        total = total + part(axis)
+    return -total if kind == "manhattan" else -jnp.sqrt(total)
 
 
 def _geometric(num_heads: int, bias_max: float) -> list[float]:

@@ -141,6 +141,8 @@ def axial_position_encoding(
         for axis in axes:
             max_len = tables[axis].shape[0]
             _check_range(positions[..., axis], max_len, f"tables[{axis}]")
+        # What could not be seen is NaN, as under "nan"; the rest need not be looked at twice.
+        out_of_range = "nan"
     rows = [
         learned_position_encoding(
             tables[axis], coordinates[..., axis], out_of_range=out_of_range

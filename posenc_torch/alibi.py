@@ -168,10 +168,16 @@ def _grid_distance(query: Tensor, key: Tensor, kind: str, dtype: Any) -> Tensor:
             f"got {query.shape[-1]} and {key.shape[-1]}."
         )
     _check_batches(query.shape[:-2], key.shape[:-2])
-    apart = query[..., :, None, :] - key[..., None, :, :]
-    if kind == "manhattan":
-        return -apart.abs().sum(-1)
-    return -apart.to(dtype).square().sum(-1).sqrt()
+
+    def part(axis: int) -> Tensor:
+        apart = query[..., :, None, axis] - key[..., None, :, axis]
+        return apart.abs() if kind == "manhattan" else apart.to(dtype).square()
+
+    # Axis by axis, so that no array is larger than the bias of one head.
+    total = part(0)
+    for axis in range(1, query.shape[-1]):
+        total = total + part(axis)
+    return -total if kind == "manhattan" else -total.sqrt()
 
 
 def _geometric(num_heads: int, bias_max: float) -> list[float]:

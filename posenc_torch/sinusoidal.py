@@ -50,11 +50,13 @@ __all__ = [
     "sinusoidal_preset",
 ]
 
-Layout = Literal["interleaved", "half", "half_cos_first", "half_across_axes"]
+Layout = Literal["interleaved", "half", "half_cos_first"]
+GridLayout = Literal["half_across_axes"]
 Spacing = Literal["dim", "half", "endpoint", "next_even"]
 Angles = Literal["float32", "exact"]
 
-LAYOUTS = ("interleaved", "half", "half_cos_first", "half_across_axes")
+LAYOUTS = ("interleaved", "half", "half_cos_first")
+GRID_LAYOUTS = ("half_across_axes",)
 SPACINGS = ("dim", "half", "endpoint", "next_even")
 ANGLES = ("float32", "exact")
 
@@ -68,7 +70,7 @@ def sinusoidal_position_encoding(
     *,
     preset: str = "paper",
     base: float | Sequence[float] | None = None,
-    layout: Layout | None = None,
+    layout: Layout | GridLayout | None = None,
     spacing: Spacing | None = None,
     axes: Sequence[int] | None = None,
     angle_scale: float | None = None,
@@ -136,10 +138,7 @@ def sinusoidal_position_encoding(
     )
     check_table_dtype("dtype", dtype)
     check_choice("angles", angles, ANGLES)
-    width, bases = _check_options(dim, options)
-    # A number of NumPy's would be computed with in its own precision.
-    options = options._replace(angle_scale=float(options.angle_scale))
-    _check_frequencies(bases, _exponents(width, options.spacing), options.angle_scale)
+    width, series = _series(dim, options)
     real = angles != "exact"
     if options.axes is None:
         positions = as_positions("positions", positions, real=real)
@@ -150,9 +149,8 @@ def sinusoidal_position_encoding(
     if angles == "exact":
         check_exact(positions, dtype)
     sines, cosines = [], []
-    for coordinate, base in zip(coordinates, bases, strict=True):
-        series = (base, *_exponents(width, options.spacing), options.angle_scale)
-        sin, cos = _sines_and_cosines(coordinate, series, angles, dtype)
+    for coordinate, one in zip(coordinates, series, strict=True):
+        sin, cos = _sines_and_cosines(coordinate, one, angles, dtype)
         sines.append(sin)
         cosines.append(cos[..., : width // 2])
     if options.layout == "half_across_axes":
@@ -206,7 +204,7 @@ def fourier_position_encoding(
         Tancik et al., "Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020,
         arXiv:2006.10739, section 5; GaussianFourierProjection of diffusers and the prompt encoder of SAM.
     """
-    check_choice("layout", layout, LAYOUTS[:3])
+    check_choice("layout", layout, LAYOUTS)
     frequencies = as_table("frequencies", frequencies, torch.device("cpu"))
     if frequencies.ndim != 2 or frequencies.shape[0] == 0:
         raise ValueError(
@@ -249,24 +247,39 @@ def add_position_encoding(
     return (x.to(dtype) + encoding.to(dtype)).to(x.dtype)
 
 
-def _check_options(dim: int, options: Options) -> tuple[int, tuple[float, ...]]:
-    """Columns of each block, and its base."""
-    check_choice("layout", options.layout, LAYOUTS)
+def _series(dim: int, options: Options) -> tuple[int, list[Series]]:
+    """Columns of each block, and its frequencies."""
+    check_choice("layout", options.layout, LAYOUTS + GRID_LAYOUTS)
     check_choice("spacing", options.spacing, SPACINGS)
     check_positive("angle_scale", options.angle_scale)
-    if not isinstance(options.amplitude, str):
-        check_factor("amplitude", options.amplitude)
-    else:
+    if isinstance(options.amplitude, str):
         check_choice("amplitude", options.amplitude, ("rsqrt_dim",))
+    else:
+        check_factor("amplitude", options.amplitude)
     if options.padding_idx is not None:
         check_position("padding_idx", options.padding_idx)
     smallest = 2 if options.spacing in ("half", "endpoint") else 1
     if options.axes is None:
         check_size("dim", dim, at_least=smallest)
         check_positive("base", options.base)
-        return dim, (float(options.base),)
-    axes = as_axes("axes", options.axes)
-    check_size("dim", dim, at_least=smallest * len(axes))
+        width, bases = dim, [options.base]
+    else:
+        axes = as_axes("axes", options.axes)
+        check_size("dim", dim, at_least=smallest * len(axes))
+        width, bases = _blocks(dim, axes, options)
+    exponents = _exponents(width, options.spacing)
+    # A number of NumPy's would be computed with in its own precision.
+    scale = float(options.angle_scale)
+    series = [(float(base), *exponents, scale) for base in bases]
+    for one in series:
+        _check_finite(*one)
+    return width, series
+
+
+def _blocks(
+    dim: int, axes: tuple[int, ...], options: Options
+) -> tuple[int, list[float]]:
+    """Columns of each block, and its base."""
     if dim % len(axes):
         raise ValueError(
             f"`dim` must be a multiple of {len(axes)}, the axes, got {dim}."
@@ -275,32 +288,31 @@ def _check_options(dim: int, options: Options) -> tuple[int, tuple[float, ...]]:
         raise ValueError(
             f"`padding_idx` must be None where there are `axes`, got {options.padding_idx}."
         )
-    bases = options.base
+    count, bases = max(axes) + 1, options.base
     if not isinstance(bases, (list, tuple)):
-        bases = (bases,) * (max(axes) + 1)
+        check_positive("base", bases)
+        return dim // len(axes), [bases] * len(axes)
     for i, base in enumerate(bases):
-        check_positive(f"base[{i}]" if bases is options.base else "base", base)
-    if len(bases) != max(axes) + 1:
+        check_positive(f"base[{i}]", base)
+    if len(bases) != count:
         raise ValueError(
-            f"`base` must be a number or {max(axes) + 1} of them, one for each axis, "
+            f"`base` must be a number or {count} of them, one for each axis, "
             f"got {len(bases)}."
         )
-    return dim // len(axes), tuple(float(bases[axis]) for axis in axes)
+    return dim // len(axes), [bases[axis] for axis in axes]
 
 
-def _check_frequencies(
-    bases: tuple[float, ...], exponents: tuple[int, int, int], scale: float
+def _check_finite(
+    base: float, numerator: int, denominator: int, count: int, scale: float
 ) -> None:
     """Refuse what float32 cannot hold; by logarithms, since a power of Python's raises an error of its own."""
-    numerator, denominator, count = exponents
-    for base in bases:
-        largest = math.log2(scale)
-        if base < 1:
-            largest -= math.log2(base) * numerator * (count - 1) / denominator
-        if largest >= 127:
-            raise ValueError(
-                f"`base` and `angle_scale` must give finite frequencies, got {base} and {scale}."
-            )
+    largest = math.log2(scale)
+    if base < 1:
+        largest -= math.log2(base) * numerator * (count - 1) / denominator
+    if largest >= 127:
+        raise ValueError(
+            f"`base` and `angle_scale` must give finite frequencies, got {base} and {scale}."
+        )
 
 
 def _exponents(width: int, spacing: Spacing) -> tuple[int, int, int]:
@@ -331,7 +343,7 @@ def _sines_and_cosines(
     return torch.sin(angle), torch.cos(angle)
 
 
-def _columns(sin: Tensor, cos: Tensor, layout: Layout, width: int) -> Tensor:
+def _columns(sin: Tensor, cos: Tensor, layout: str, width: int) -> Tensor:
     """Put the columns in order; what is missing is zero."""
     if layout == "interleaved":
         pairs = cos.shape[-1]
@@ -345,6 +357,8 @@ def _columns(sin: Tensor, cos: Tensor, layout: Layout, width: int) -> Tensor:
 
 
 def _scaled(encoding: Tensor, amplitude: Any) -> Tensor:
-    if is_array(amplitude):
-        return encoding * amplitude
-    return encoding if amplitude == 1 else encoding * float(amplitude)
+    if not is_array(amplitude) and amplitude == 1:
+        return encoding
+    return encoding * torch.as_tensor(
+        amplitude, dtype=encoding.dtype, device=encoding.device
+    )
