@@ -95,10 +95,10 @@ def _sinusoidal_grid(pj: Any, pt: Any, layout: str, spacing: str) -> Pair:
     # Where the columns of the two blocks stand in the whole.
     order = np.arange(GRID_DIM)
     if across:
-        sines = width - width // 2 if spacing == "next_even" else width // 2
-        block = np.arange(width)
-        rank = np.where(block < sines, 0, np.where(block < sines + width // 2, 1, 2))
-        order = np.argsort(np.concatenate((rank, rank)), kind="stable")
+        half = width // 2
+        # The sines of both blocks, their cosines, and the zeros that fill them up.
+        rank = np.tile(np.repeat((0, 1, 2), (half, half, width - 2 * half)), 2)
+        order = np.argsort(rank, kind="stable")
 
     def side(package: Any, float64: Any, float32: Any) -> Any:
         def encode(times: Any, amplitude: Any) -> Any:

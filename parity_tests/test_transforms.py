@@ -766,18 +766,24 @@ def offset_results(name: str) -> list[np.ndarray]:
     return [v.astype(np.int32) for v in found] if integers else found
 
 
-@each_scheme
-def test_traced_offset_compiles_once(name):
-    traces, call = 0, offset_call(name, posenc_jax)
+def compiled_once(call: Callable, values: Sequence[Any]) -> list[jax.Array]:
+    """The results of a jitted call, which must be traced for the first value alone."""
+    traces = 0
 
     @jax.jit
-    def counted(offset: jax.Array) -> jax.Array:
+    def counted(value: jax.Array) -> jax.Array:
         nonlocal traces
         traces += 1
-        return call(offset)
+        return call(value)
 
-    found = [counted(offset) for offset in OFFSETS]
+    found = [counted(value) for value in values]
     assert traces == 1
+    return found
+
+
+@each_scheme
+def test_traced_offset_compiles_once(name):
+    found = compiled_once(offset_call(name, posenc_jax), OFFSETS)
     kind = "attention" if name == "attention" else "elementwise"
     assert_same(found, offset_results(name), kind)
 
@@ -918,16 +924,8 @@ def one_by_one(name: str) -> list[np.ndarray]:
 
 @each_of_integers
 def test_traced_integers_compile_once(name):
-    traces, (call, values) = 0, of_integers(name, posenc_jax)
-
-    @jax.jit
-    def counted(given: jax.Array) -> jax.Array:
-        nonlocal traces
-        traces += 1
-        return call(given)
-
-    found = [counted(value) for value in values]
-    assert traces == 1
+    call, values = of_integers(name, posenc_jax)
+    found = compiled_once(call, values)
     assert_same(found, one_by_one(name), "elementwise")
     assert_same([call(value) for value in values], one_by_one(name), "elementwise")
 
