@@ -101,7 +101,7 @@ def positions_from_mask(
     `padding_idx`, mask = ids != padding_idx, start = padding_idx + 1 and padding = padding_idx.
 
     Args:
-        mask: True at tokens, False at padding.
+        mask: True at tokens, False at padding; a tokenizer's ones and zeros are first made boolean.
         start: Position of the first token.
         padding: Position of the padding.
     Returns:
@@ -131,8 +131,11 @@ def positions_from_segments(
 ) -> Int[Array, "*batch seq"]:
     """Positions that begin again at 0 with every document of a packed sequence.
 
+    They do not keep the documents apart: give attention the ids too (`query_segment_ids`, `key_segment_ids`). Of a
+    sequence that is sharded, take these of the whole, then the shard's.
+
     Args:
-        segment_ids: Which document each token is of; a document is a run of equal ids.
+        segment_ids: Which document each token is of; a document is a run of equal ids, padding too.
     Returns:
         Integers, [*batch, seq].
     Raises:
@@ -166,7 +169,7 @@ def shard_positions(
     Args:
         length: Tokens of the whole sequence.
         shard: Which shard, an int or integers of any shape, one range for each. May be traced, as
-            `jax.lax.axis_index` is.
+            `jax.lax.axis_index` is; one that does not exist is then not seen.
         num_shards: Shards, of the same length.
         order: "contiguous" or "zigzag".
     Returns:
