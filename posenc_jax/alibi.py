@@ -143,12 +143,8 @@ def alibi_bias(
     return slopes[:, None, None] * distance[..., None, :, :].astype(slopes.dtype)
 
 
-def _distance(query: Array, key: Array, kind: str) -> Array:
-    """What the slope multiplies, [*batch, q, k]."""
-    check_rank("query_positions", query, "[..., q]", at_least=1)
-    check_rank("key_positions", key, "[..., k]", at_least=1)
-    _check_batches(query.shape[:-1], key.shape[:-1])
-    query, key = query[..., :, None], key[..., None, :]
+def signed_distance(query: Array, key: Array, kind: str) -> Array:
+    """What the slope multiplies: of positions that broadcast against each other."""
     if kind == "key":
         return jnp.broadcast_to(key, jnp.broadcast_shapes(query.shape, key.shape))
     ahead = key - query
@@ -157,6 +153,14 @@ def _distance(query: Array, key: Array, kind: str) -> Array:
     if kind == "symmetric":
         return -jnp.abs(ahead)
     return jnp.minimum(ahead, 0) if kind == "past" else -jnp.maximum(ahead, 0)
+
+
+def _distance(query: Array, key: Array, kind: str) -> Array:
+    """What the slope multiplies, [*batch, q, k]."""
+    check_rank("query_positions", query, "[..., q]", at_least=1)
+    check_rank("key_positions", key, "[..., k]", at_least=1)
+    _check_batches(query.shape[:-1], key.shape[:-1])
+    return signed_distance(query[..., :, None], key[..., None, :], kind)
 
 
 def _grid_distance(query: Array, key: Array, kind: str, dtype: Any) -> Array:

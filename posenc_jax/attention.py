@@ -11,11 +11,8 @@ Source: Vaswani et al., 2017, arXiv:1706.03762, eq. 1; grouped heads: Ainslie et
 from __future__ import annotations
 
 import math
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -31,10 +28,11 @@ from ._checks import (
     check_flag,
     check_rank,
     check_size,
-    compute_dtype,
     dtype_name,
 )
-from .alibi import KINDS, Kind, alibi_bias
+from ._scores import Operands, Rules, Terms, Tokens
+from .alibi import KINDS, Kind
+from .kernels import IMPLEMENTATIONS, attend
 from .positions import last_positions
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dot_product_attention", "scaled_dot_product_attention_with_alibi"]
 
-Implementation = Literal["reference"]
+Implementation = Literal["reference", "blockwise"]
 
 
 def dot_product_attention(
@@ -93,7 +91,7 @@ def dot_product_attention(
     Source:
         arXiv:1706.03762, eq. 1.
     """
-    check_choice("implementation", implementation, (None, "reference"))
+    check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
     check_choice("alibi_kind", alibi_kind, KINDS)
     check_flag("is_causal", is_causal)
     query, key, value = _check_qkv(query, key, value)
@@ -113,20 +111,24 @@ def dot_product_attention(
     if mask is not None:
         mask = as_boolean("mask", mask)
         check_fits("mask", mask.shape, shape, exact=0)
+    if bias is not None:
+        bias = as_floating("bias", bias)
+        check_fits("bias", bias.shape, shape, exact=0)
+    slopes = None if alibi_slopes is None else _check_slopes(alibi_slopes, heads)
 
-    biases = _biases(bias, alibi_slopes, alibi_kind, positions, shape)
-    allowed = _allowed(mask, is_causal, sliding_window, positions, segments)
-    dtype = compute_dtype(query, *biases)
-    logits = _scores(query.astype(dtype), key.astype(dtype))
-    logits = logits * jnp.asarray(scale, dtype)
-    if logit_softcap is not None:
-        cap = jnp.asarray(logit_softcap, dtype)
-        logits = cap * jnp.tanh(logits / cap)
-    for term in biases:
-        logits = logits + term.astype(dtype)
-    if allowed is not None:
-        logits = jnp.where(allowed, logits, -math.inf)
-    return _average(_softmax(logits), value.astype(dtype)).astype(query.dtype)
+    query, key, value = (x.swapaxes(-2, -3) for x in (query, key, value))
+    operands = Operands(
+        query,
+        key,
+        value,
+        Terms(scale, logit_softcap, slopes, bias),
+        mask,
+        Tokens(positions[0], segments[0]),
+        Tokens(positions[1], segments[1]),
+    )
+    rules = Rules(is_causal, sliding_window, alibi_kind)
+    out = attend(implementation, rules, operands)
+    return out.swapaxes(-2, -3)
 
 
 def scaled_dot_product_attention_with_alibi(
@@ -180,45 +182,16 @@ def scaled_dot_product_attention_with_alibi(
     )
 
 
-def _scores(query: Array, key: Array) -> Array:
-    """q . k of every query head with its key head, [*batch, heads, q, k]."""
-    *batch, q_len, heads, head_dim = query.shape
-    kv_heads = key.shape[-2]
-    grouped = query.reshape(*batch, q_len, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("...qhgd,...khd->...hgqk", grouped, key, precision="highest")
-    return scores.reshape(*batch, heads, q_len, key.shape[-3])
-
-
-def _softmax(logits: Array) -> Array:
-    """Softmax over keys; a row of -inf gives zeros, and zero gradient, where the usual form gives NaN."""
-    if logits.shape[-1] == 0:
-        return logits
-    peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-    peak = jnp.where(peak == -math.inf, 0, peak)
-    weights = jnp.exp(logits - peak)
-    total = weights.sum(-1, keepdims=True)
-    return weights / jnp.where(total == 0, 1, total)
-
-
-def _average(weights: Array, value: Array) -> Array:
-    """Values averaged by the weights of every query head, [*batch, q, heads, value_dim]."""
-    *batch, heads, q_len, k_len = weights.shape
-    kv_heads = value.shape[-2]
-    grouped = weights.reshape(*batch, kv_heads, heads // kv_heads, q_len, k_len)
-    out = jnp.einsum("...hgqk,...khd->...qhgd", grouped, value, precision="highest")
-    return out.reshape(*batch, q_len, heads, value.shape[-1])
-
-
 def _positions(
     query_positions: Any,
     key_positions: Any,
     shape: tuple[int, ...],
     *,
     required: bool,
-) -> tuple[Array, Array] | None:
+) -> tuple[Array | None, Array | None]:
     *batch, _, q_len, k_len = shape
     if query_positions is None and key_positions is None and not required:
-        return None
+        return None, None
     if query_positions is None and (key_positions is not None or q_len != k_len):
         raise ValueError(
             f"`query_positions` must be given where `key_positions` are or where there "
@@ -236,9 +209,9 @@ def _positions(
 
 def _segments(
     query_ids: Any, key_ids: Any, shape: tuple[int, ...]
-) -> tuple[Array, Array] | None:
+) -> tuple[Array | None, Array | None]:
     if query_ids is None and key_ids is None:
-        return None
+        return None, None
     if query_ids is None or key_ids is None:
         missing = "query" if query_ids is None else "key"
         raise ValueError(
@@ -253,54 +226,14 @@ def _segments(
     return query_ids, key_ids
 
 
-def _biases(
-    bias: Any, slopes: Any, kind: Kind, positions: Any, shape: tuple[int, ...]
-) -> list[Array]:
-    """What is added to the scaled logits."""
-    biases = []
-    if bias is not None:
-        biases.append(as_floating("bias", bias))
-        check_fits("bias", bias.shape, shape, exact=0)
-    if slopes is not None:
-        slopes = as_table("alibi_slopes", slopes)
-        if slopes.shape != shape[-3:-2]:
-            raise ValueError(
-                f"`alibi_slopes` must have one slope for each of the {shape[-3]} heads "
-                f"of `query`, got shape {tuple(slopes.shape)}."
-            )
-        query, key = positions
-        biases.append(alibi_bias(query, key, slopes, kind=kind))
-    return biases
-
-
-def _allowed(
-    mask: Any,
-    is_causal: bool,
-    sliding_window: int | None,
-    positions: Any,
-    segments: Any,
-) -> Array | None:
-    """True where a query may attend, broadcastable to [*batch, heads, q, k]; None where it always may."""
-    conditions = []
-    if mask is not None:
-        conditions.append(mask)
-    if is_causal:
-        query, key = _against_each_other(*positions)
-        conditions.append(key <= query)
-    if sliding_window is not None:
-        # No distance is larger, and a wider window need not fit an integer.
-        reach = min(sliding_window - 1, 2**31 - 1)
-        query, key = _against_each_other(*positions)
-        conditions.append(jnp.abs(query - key) <= reach)
-    if segments is not None:
-        query, key = _against_each_other(*segments)
-        conditions.append(query == key)
-    return reduce(jnp.logical_and, conditions) if conditions else None
-
-
-def _against_each_other(query: Array, key: Array) -> tuple[Array, Array]:
-    """[*batch, q] and [*batch, k] as [*batch, 1, q, 1] and [*batch, 1, 1, k]."""
-    return query[..., None, :, None], key[..., None, None, :]
+def _check_slopes(slopes: Any, heads: int) -> Array:
+    slopes = as_table("alibi_slopes", slopes)
+    if slopes.shape != (heads,):
+        raise ValueError(
+            f"`alibi_slopes` must have one slope for each of the {heads} heads "
+            f"of `query`, got shape {tuple(slopes.shape)}."
+        )
+    return slopes
 
 
 def _check_qkv(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:

@@ -142,12 +142,8 @@ def alibi_bias(
     return slopes[:, None, None] * distance[..., None, :, :].to(slopes.dtype)
 
 
-def _distance(query: Tensor, key: Tensor, kind: str) -> Tensor:
-    """What the slope multiplies, [*batch, q, k]."""
-    check_rank("query_positions", query, "[..., q]", at_least=1)
-    check_rank("key_positions", key, "[..., k]", at_least=1)
-    _check_batches(query.shape[:-1], key.shape[:-1])
-    query, key = query[..., :, None], key[..., None, :]
+def signed_distance(query: Tensor, key: Tensor, kind: str) -> Tensor:
+    """What the slope multiplies: of positions that broadcast against each other."""
     if kind == "key":
         return key.expand(torch.broadcast_shapes(query.shape, key.shape))
     ahead = key - query
@@ -156,6 +152,14 @@ def _distance(query: Tensor, key: Tensor, kind: str) -> Tensor:
     if kind == "symmetric":
         return -ahead.abs()
     return ahead.clamp(max=0) if kind == "past" else -ahead.clamp(min=0)
+
+
+def _distance(query: Tensor, key: Tensor, kind: str) -> Tensor:
+    """What the slope multiplies, [*batch, q, k]."""
+    check_rank("query_positions", query, "[..., q]", at_least=1)
+    check_rank("key_positions", key, "[..., k]", at_least=1)
+    _check_batches(query.shape[:-1], key.shape[:-1])
+    return signed_distance(query[..., :, None], key[..., None, :], kind)
 
 
 def _grid_distance(query: Tensor, key: Tensor, kind: str, dtype: Any) -> Tensor:

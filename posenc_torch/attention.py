@@ -11,7 +11,6 @@ Source: Vaswani et al., 2017, arXiv:1706.03762, eq. 1; grouped heads: Ainslie et
 from __future__ import annotations
 
 import math
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -29,10 +28,10 @@ from ._checks import (
     check_flag,
     check_rank,
     check_size,
-    compute_dtype,
     dtype_name,
 )
-from .alibi import KINDS, Kind, alibi_bias
+from ._scores import Operands, Rules, Terms, Tokens, attend
+from .alibi import KINDS, Kind
 from .positions import last_positions
 
 if TYPE_CHECKING:
@@ -114,17 +113,23 @@ def dot_product_attention(
         mask = as_boolean("mask", mask)
         check_fits("mask", mask.shape, shape, exact=0)
 
-    biases = _biases(bias, alibi_slopes, alibi_kind, positions, shape)
-    allowed = _allowed(mask, is_causal, sliding_window, positions, segments)
-    dtype = compute_dtype(query, *biases)
-    logits = _scores(query.to(dtype), key.to(dtype)) * scale
-    if logit_softcap is not None:
-        logits = logit_softcap * torch.tanh(logits / logit_softcap)
-    for term in biases:
-        logits = logits + term.to(dtype)
-    if allowed is not None:
-        logits = torch.where(allowed, logits, -math.inf)
-    return _average(_softmax(logits), value.to(dtype)).to(query.dtype)
+    if bias is not None:
+        bias = as_floating("bias", bias)
+        check_fits("bias", bias.shape, shape, exact=0)
+    slopes = None
+    if alibi_slopes is not None:
+        slopes = _check_slopes(alibi_slopes, heads, query.device)
+
+    operands = Operands(
+        query,
+        key,
+        value,
+        Terms(scale, logit_softcap, slopes, bias),
+        mask,
+        Tokens(positions[0], segments[0]),
+        Tokens(positions[1], segments[1]),
+    )
+    return attend(Rules(is_causal, sliding_window, alibi_kind), operands)
 
 
 def scaled_dot_product_attention_with_alibi(
@@ -179,37 +184,6 @@ def scaled_dot_product_attention_with_alibi(
     )
 
 
-def _scores(query: Tensor, key: Tensor) -> Tensor:
-    """q . k of every query head with its key head, [*batch, heads, q, k]."""
-    grouped = query.unflatten(-3, (key.shape[-3], -1))
-    return _matmul(grouped, key.unsqueeze(-3).mT).flatten(-4, -3)
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Softmax over keys; a row of -inf gives zeros, and zero gradient, where the usual form gives NaN."""
-    if logits.shape[-1] == 0:
-        return logits
-    peak = logits.detach().amax(-1, keepdim=True)
-    peak = torch.where(peak == -math.inf, 0, peak)
-    weights = torch.exp(logits - peak)
-    total = weights.sum(-1, keepdim=True)
-    return weights / torch.where(total == 0, 1, total)
-
-
-def _average(weights: Tensor, value: Tensor) -> Tensor:
-    """Values averaged by the weights of every query head, [*batch, heads, q, value_dim]."""
-    grouped = weights.unflatten(-3, (value.shape[-3], -1))
-    return _matmul(grouped, value.unsqueeze(-3)).flatten(-4, -3)
-
-
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in the dtype of both: autocast would round them to half precision."""
-    if not torch.amp.is_autocast_available(a.device.type):
-        return a @ b
-    with torch.autocast(a.device.type, enabled=False):
-        return a @ b
-
-
 def _positions(
     query_positions: Any,
     key_positions: Any,
@@ -217,10 +191,10 @@ def _positions(
     device: torch.device,
     *,
     required: bool,
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor | None, Tensor | None]:
     *batch, _, q_len, k_len = shape
     if query_positions is None and key_positions is None and not required:
-        return None
+        return None, None
     if query_positions is None and (key_positions is not None or q_len != k_len):
         raise ValueError(
             f"`query_positions` must be given where `key_positions` are or where there "
@@ -238,9 +212,9 @@ def _positions(
 
 def _segments(
     query_ids: Any, key_ids: Any, shape: tuple[int, ...]
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor | None, Tensor | None]:
     if query_ids is None and key_ids is None:
-        return None
+        return None, None
     if query_ids is None or key_ids is None:
         missing = "query" if query_ids is None else "key"
         raise ValueError(
@@ -255,54 +229,14 @@ def _segments(
     return query_ids, key_ids
 
 
-def _biases(
-    bias: Any, slopes: Any, kind: Kind, positions: Any, shape: tuple[int, ...]
-) -> list[Tensor]:
-    """What is added to the scaled logits."""
-    biases = []
-    if bias is not None:
-        biases.append(as_floating("bias", bias))
-        check_fits("bias", bias.shape, shape, exact=0)
-    if slopes is not None:
-        slopes = as_table("alibi_slopes", slopes, positions[0].device)
-        if slopes.shape != shape[-3:-2]:
-            raise ValueError(
-                f"`alibi_slopes` must have one slope for each of the {shape[-3]} heads "
-                f"of `query`, got shape {tuple(slopes.shape)}."
-            )
-        query, key = positions
-        biases.append(alibi_bias(query, key, slopes, kind=kind))
-    return biases
-
-
-def _allowed(
-    mask: Any,
-    is_causal: bool,
-    sliding_window: int | None,
-    positions: Any,
-    segments: Any,
-) -> Tensor | None:
-    """True where a query may attend, broadcastable to [*batch, heads, q, k]; None where it always may."""
-    conditions = []
-    if mask is not None:
-        conditions.append(mask)
-    if is_causal:
-        query, key = _against_each_other(*positions)
-        conditions.append(key <= query)
-    if sliding_window is not None:
-        # No distance is larger, and a wider window need not fit an integer.
-        reach = min(sliding_window - 1, 2**31 - 1)
-        query, key = _against_each_other(*positions)
-        conditions.append((query - key).abs() <= reach)
-    if segments is not None:
-        query, key = _against_each_other(*segments)
-        conditions.append(query == key)
-    return reduce(torch.logical_and, conditions) if conditions else None
-
-
-def _against_each_other(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """[*batch, q] and [*batch, k] as [*batch, 1, q, 1] and [*batch, 1, 1, k]."""
-    return query[..., None, :, None], key[..., None, None, :]
+def _check_slopes(slopes: Any, heads: int, device: torch.device) -> Tensor:
+    slopes = as_table("alibi_slopes", slopes, device)
+    if slopes.shape != (heads,):
+        raise ValueError(
+            f"`alibi_slopes` must have one slope for each of the {heads} heads "
+            f"of `query`, got shape {tuple(slopes.shape)}."
+        )
+    return slopes
 
 
 def _check_qkv(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,133 @@
+"""Calls of attention cut into blocks, and which blocks a rule leaves nothing of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from .._scores import Operands, Rules, Tokens, reach
+
+__all__ = [
+    "block_of",
+    "block_size",
+    "first_and_last",
+    "padded",
+    "put",
+    "take",
+    "to_visit",
+    "whole",
+]
+
+
+def block_size(length: int, largest: int) -> int:
+    """Of as few equal blocks as will do, so that little is padded."""
+    return -(-length // -(-length // largest))
+
+
+def padded(operands: Operands, q_block: int, k_block: int) -> Operands:
+    """Whole blocks: more queries, whose results mean nothing, and more keys, which the mask excludes."""
+    query, key, value, terms, mask, query_tokens, key_tokens = operands
+    k_len = key.shape[-2]
+    if k_len % k_block:
+        real = (np.arange(k_len) < k_len)[None, None, None]
+        mask = jnp.asarray(real) if mask is None else mask & real
+    scores = {-2: q_block, -1: k_block}
+    return Operands(
+        whole(query, {-2: q_block}),
+        whole(key, {-2: k_block}),
+        whole(value, {-2: k_block}),
+        terms._replace(bias=whole(terms.bias, scores)),
+        whole(mask, scores),
+        # A token more where the last one stands makes no block reach farther.
+        Tokens(*(whole(x, {-1: q_block}, mode="edge") for x in query_tokens)),
+        Tokens(*(whole(x, {-1: k_block}, mode="edge") for x in key_tokens)),
+    )
+
+
+def block_of(
+    operands: Operands, i: Array, j: Array, q_block: int, k_block: int
+) -> Operands:
+    """Block i of the queries and j of the keys."""
+    query, key, value, terms, mask, query_tokens, key_tokens = operands
+
+    def of_scores(x: Any) -> Any:
+        return take(take(x, i, q_block, -2), j, k_block, -1)
+
+    return Operands(
+        take(query, i, q_block, -2),
+        take(key, j, k_block, -2),
+        take(value, j, k_block, -2),
+        terms._replace(bias=of_scores(terms.bias)),
+        of_scores(mask),
+        Tokens(*(take(x, i, q_block, -1) for x in query_tokens)),
+        Tokens(*(take(x, j, k_block, -1) for x in key_tokens)),
+    )
+
+
+def take(x: Any, index: Array, size: int, axis: int) -> Any:
+    """Block `index` of an axis; an axis of one is broadcast and stays."""
+    if x is None or x.shape[axis] == 1:
+        return x
+    return lax.dynamic_slice_in_dim(x, index * size, size, axis)
+
+
+def put(x: Any, part: Array, indices: dict[int, tuple[Array, int]]) -> Any:
+    """`part` added to the block of x that `indices` tell: for an axis, the block and its size."""
+    start = [jnp.zeros((), jnp.int32)] * x.ndim
+    for axis, (index, size) in indices.items():
+        if x.shape[axis] != 1:
+            start[axis] = index * size
+    there = lax.dynamic_slice(x, start, part.shape)
+    return lax.dynamic_update_slice(x, there + part, start)
+
+
+def to_visit(
+    rules: Rules, query: Tokens, key: Tokens, q_blocks: int, k_blocks: int
+) -> Array:
+    """False for blocks in which no query may attend to any key, by its first and last positions and segments.
+
+    Returns:
+        bool [batch or 1, q_blocks, k_blocks]. The mask is not looked at.
+    """
+    visit = jnp.ones((1, q_blocks, k_blocks), bool)
+    if rules.is_causal or rules.sliding_window is not None:
+        low_q, high_q = (x[..., :, None] for x in _ends(query.positions, q_blocks))
+        low_k, high_k = (x[..., None, :] for x in _ends(key.positions, k_blocks))
+        if rules.is_causal:
+            visit &= low_k <= high_q
+        if rules.sliding_window is not None:
+            far = reach(rules.sliding_window)
+            visit &= (low_k - high_q <= far) & (low_q - high_k <= far)
+    if query.segment_ids is not None:
+        low_q, high_q = (x[..., :, None] for x in _ends(query.segment_ids, q_blocks))
+        low_k, high_k = (x[..., None, :] for x in _ends(key.segment_ids, k_blocks))
+        visit &= (low_k <= high_q) & (low_q <= high_k)
+    return visit
+
+
+def first_and_last(visit: Array) -> tuple[Array, Array]:
+    """The first block of the last axis to visit and the one after the last, int32; 0 and 0 if there is none."""
+    count = visit.shape[-1]
+    some = visit.any(-1)
+    first = visit.argmax(-1).astype(jnp.int32)
+    last = count - visit[..., ::-1].argmax(-1).astype(jnp.int32)
+    return first, jnp.where(some, last, 0)
+
+
+def _ends(x: Array, blocks: int) -> tuple[Array, Array]:
+    parts = x.reshape(*x.shape[:-1], blocks, -1)
+    return parts.min(-1), parts.max(-1)
+
+
+def whole(x: Any, blocks: dict[int, int], mode: str = "constant") -> Any:
+    """More at the ends of axes, so that blocks divide them; an axis of one is broadcast and stays."""
+    if x is None:
+        return None
+    widths = [(0, 0)] * x.ndim
+    for axis, size in blocks.items():
+        if x.shape[axis] != 1:
+            widths[axis] = (0, -x.shape[axis] % size)
+    return jnp.pad(x, widths, mode=mode) if any(map(any, widths)) else x
