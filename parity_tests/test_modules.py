@@ -1974,6 +1974,10 @@ def test_attention_fn_refuses_what_it_cannot_honour(label):
 
 REFUSED_OPTIONS = {
     "kind": ({"alibi_kind": "causal"}, "`alibi_kind` must be one of"),
+    "implementation": (
+        {"implementation": "flash"},
+        "`implementation` must be one of",
+    ),
     "window": ({"sliding_window": 0}, "`sliding_window` must be at least 1, got 0."),
     "half of the positions": (
         {"query_positions": 4},
@@ -2040,6 +2044,17 @@ def test_linen_layer_cannot_drop_a_quantised_einsum():
     }
     with pytest.raises(ValueError, match="einsum` must be None"):
         attend(LINEN, fn, TOKENS, layer=layer)
+
+
+@each_flax
+def test_layers_attend_by_the_implementation_that_is_asked_for(framework):
+    fn = make_attention_fn(framework, **BOTH, implementation="blockwise")
+    want = attend(framework, make_attention_fn(framework, **BOTH), TOKENS)
+    assert_close(attend(framework, fn, TOKENS), want, units=ATTENTION_UNITS)
+    fn = make_attention_fn(framework, **BOTH, implementation="pallas_tpu")
+    mask = np.tril(np.ones((TOKENS.shape[1],) * 2, bool))[None, None]
+    with pytest.raises(ValueError, match="takes a `mask` that differs between"):
+        attend(framework, fn, TOKENS, mask=mask)
 
 
 @pytest.mark.parametrize("precision", [None, "highest", jax.lax.Precision.DEFAULT])

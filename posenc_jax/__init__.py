@@ -5,6 +5,7 @@ from .attention import (
     dot_product_attention,
     scaled_dot_product_attention_with_alibi,
 )
+from .kernels.ring import ring_attention
 from .learned import (
     axial_position_encoding,
     init_position_table,
@@ -79,6 +80,7 @@ __all__ = [
     "positions_from_mask",
     "positions_from_segments",
     "resize_position_table",
+    "ring_attention",
     "rope_cos_sin",
     "rotate_half",
     "scaled_dot_product_attention_with_alibi",

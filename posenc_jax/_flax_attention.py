@@ -18,7 +18,8 @@ from ._checks import (
     check_size,
 )
 from .alibi import KINDS, Kind
-from .attention import dot_product_attention
+from .attention import Implementation, dot_product_attention
+from .kernels import IMPLEMENTATIONS
 from .positions import position_range
 from .rope import RopeConfig
 
@@ -40,6 +41,7 @@ def make_attention_fn(
     sliding_window: int | None = None,
     seq_len: int | Int[Array, ""] | None = None,
     decode: bool = False,
+    implementation: Implementation | None = None,
 ) -> Callable[..., Array]:
     """Make an `attention_fn` for `flax.nnx.MultiHeadAttention` or `flax.linen.MultiHeadDotProductAttention`.
 
@@ -62,6 +64,7 @@ def make_attention_fn(
         sliding_window: As in `dot_product_attention`.
         decode: Whether the module runs with `decode=True`. The function also takes full sequences, such as
             those of linen's `init`.
+        implementation: As in `dot_product_attention`.
     Returns:
         A function (query [*batch, q, heads, head_dim], key, value, bias=None, mask=None, ...) that takes what Flax
         passes and gives [*batch, q, heads, value_dim] in the dtype of `query`, or in `dtype` if Flax passes one.
@@ -72,6 +75,7 @@ def make_attention_fn(
             with `decode`.
     """
     check_choice("alibi_kind", alibi_kind, KINDS)
+    check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
     _check_rope(rope, seq_len)
     if alibi_slopes is not None:
         as_table("alibi_slopes", alibi_slopes)
@@ -138,6 +142,7 @@ def make_attention_fn(
             query_positions=positions[0],
             key_positions=positions[1],
             sliding_window=sliding_window,
+            implementation=implementation,
         )
 
     return attention_fn

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from ._checks import compute_dtype
-from .alibi import signed_distance
 
 __all__ = [
     "Operands",
@@ -32,6 +31,7 @@ __all__ = [
     "reach",
     "score_dtype",
     "scores",
+    "signed_distance",
     "softmax",
 ]
 
@@ -95,11 +95,18 @@ def scores(
     return logits(
         rules,
         products(query, key),
-        terms._replace(slopes=None if slopes is None else slopes[:, None, None]),
+        terms._replace(
+            slopes=None if slopes is None else jnp.asarray(slopes)[:, None, None]
+        ),
         operands.mask,
-        Tokens(*(x if x is None else x[..., None, :, None] for x in operands[-2])),
-        Tokens(*(x if x is None else x[..., None, None, :] for x in operands[-1])),
+        _broadcast(operands.query_tokens, (..., None, slice(None), None)),
+        _broadcast(operands.key_tokens, (..., None, None, slice(None))),
     )
+
+
+def _broadcast(tokens: Tokens, index: tuple[Any, ...]) -> Tokens:
+    """As traced arrays: of host constants NumPy would make all pairs, which would be a constant of the program."""
+    return Tokens(*(x if x is None else jnp.asarray(x)[index] for x in tokens))
 
 
 def products(query: Array, key: Array) -> Array:
@@ -130,6 +137,18 @@ def logits(
         logits = logits + alibi.astype(dtype)
     allowed = may_attend(rules, mask, query, key)
     return logits if allowed is None else jnp.where(allowed, logits, -math.inf)
+
+
+def signed_distance(query: Array, key: Array, kind: str) -> Array:
+    """What the slope multiplies: of positions that broadcast against each other."""
+    if kind == "key":
+        return jnp.broadcast_to(key, jnp.broadcast_shapes(query.shape, key.shape))
+    ahead = key - query
+    if kind == "signed":
+        return ahead
+    if kind == "symmetric":
+        return -jnp.abs(ahead)
+    return jnp.minimum(ahead, 0) if kind == "past" else -jnp.maximum(ahead, 0)
 
 
 def may_attend(rules: Rules, mask: Any, query: Tokens, key: Tokens) -> Array | None:

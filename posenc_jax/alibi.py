@@ -24,6 +24,7 @@ from ._checks import (
     check_size,
     host_dtype,
 )
+from ._scores import signed_distance
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -141,18 +142,6 @@ def alibi_bias(
     else:
         distance = _distance(query_positions, key_positions, kind)
     return slopes[:, None, None] * distance[..., None, :, :].astype(slopes.dtype)
-
-
-def signed_distance(query: Array, key: Array, kind: str) -> Array:
-    """What the slope multiplies: of positions that broadcast against each other."""
-    if kind == "key":
-        return jnp.broadcast_to(key, jnp.broadcast_shapes(query.shape, key.shape))
-    ahead = key - query
-    if kind == "signed":
-        return ahead
-    if kind == "symmetric":
-        return -jnp.abs(ahead)
-    return jnp.minimum(ahead, 0) if kind == "past" else -jnp.maximum(ahead, 0)
 
 
 def _distance(query: Array, key: Array, kind: str) -> Array:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dot_product_attention", "scaled_dot_product_attention_with_alibi"]
 
-Implementation = Literal["reference", "blockwise"]
+Implementation = Literal["reference", "blockwise", "pallas_tpu", "splash", "cudnn"]
 
 
 def dot_product_attention(
@@ -81,7 +81,19 @@ def dot_product_attention(
         sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens (with
             `is_causal`: to the last `sliding_window` keys, its own among them, as in Hugging Face's Mistral).
         logit_softcap: Cap scaled logits to (-c, c) by c tanh(s / c), before any bias (as flash-attention does).
-        implementation: "reference" or None, which chooses it; materialises [*batch, heads, q, k].
+        implementation: How it is computed; the result is the same.
+            "reference": all scores at once, [*batch, heads, q, k]; any derivative.
+            "blockwise": block by block, in memory that grows with q + k, on any backend. The gradient computes the
+            scores once more; there is no forward-mode or second derivative. Blocks that positions or segments empty
+            are not computed.
+            "pallas_tpu": likewise, as a TPU kernel; no `bias`, and a `mask` of keys only. It runs on one device or
+            inside `jax.shard_map`, and where there is no TPU it is interpreted, slowly.
+            "splash": JAX's own TPU kernel; positions must be 0, 1, 2, ..., known when the program is built, and ALiBi
+            is carried in more channels of the heads, where that is exact. Bfloat16 rounds the weights.
+            "cudnn": NVIDIA's kernel, likewise; bfloat16 or float16, no mask, bias, segments or cap.
+            What an implementation does not take it refuses by name.
+            None: "reference" where the scores are small (one block of 512 x 512, or no more than the keys, as in
+            decoding); else on one TPU or inside `jax.shard_map` "pallas_tpu" if it takes the call; else "blockwise".
     Returns:
         [*batch, q, heads, value_dim] in the dtype of `query`. Products, softmax and sums are computed in
         float32 (float64 if any input is), rounded once at the end.
@@ -92,43 +104,24 @@ def dot_product_attention(
         arXiv:1706.03762, eq. 1.
     """
     check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
-    check_choice("alibi_kind", alibi_kind, KINDS)
-    check_flag("is_causal", is_causal)
-    query, key, value = _check_qkv(query, key, value)
-    *batch, q_len, heads, head_dim = query.shape
-    shape = (*batch, heads, q_len, key.shape[-3])
-    by_position = is_causal or alibi_slopes is not None or sliding_window is not None
-    positions = _positions(query_positions, key_positions, shape, required=by_position)
-    segments = _segments(query_segment_ids, key_segment_ids, shape)
-    if scale is None:
-        scale = 1 / math.sqrt(head_dim)
-    else:
-        check_factor("scale", scale)
-    if logit_softcap is not None:
-        check_factor("logit_softcap", logit_softcap)
-    if sliding_window is not None:
-        check_size("sliding_window", sliding_window)
-    if mask is not None:
-        mask = as_boolean("mask", mask)
-        check_fits("mask", mask.shape, shape, exact=0)
-    if bias is not None:
-        bias = as_floating("bias", bias)
-        check_fits("bias", bias.shape, shape, exact=0)
-    slopes = None if alibi_slopes is None else _check_slopes(alibi_slopes, heads)
-
-    query, key, value = (x.swapaxes(-2, -3) for x in (query, key, value))
-    operands = Operands(
+    rules, operands = _checked(
         query,
         key,
         value,
-        Terms(scale, logit_softcap, slopes, bias),
-        mask,
-        Tokens(positions[0], segments[0]),
-        Tokens(positions[1], segments[1]),
+        bias=bias,
+        mask=mask,
+        is_causal=is_causal,
+        scale=scale,
+        alibi_slopes=alibi_slopes,
+        alibi_kind=alibi_kind,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        query_segment_ids=query_segment_ids,
+        key_segment_ids=key_segment_ids,
+        sliding_window=sliding_window,
+        logit_softcap=logit_softcap,
     )
-    rules = Rules(is_causal, sliding_window, alibi_kind)
-    out = attend(implementation, rules, operands)
-    return out.swapaxes(-2, -3)
+    return attend(implementation, rules, operands).swapaxes(-2, -3)
 
 
 def scaled_dot_product_attention_with_alibi(
@@ -182,6 +175,62 @@ def scaled_dot_product_attention_with_alibi(
     )
 
 
+def _checked(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    bias: Any = None,
+    mask: Any = None,
+    is_causal: bool,
+    scale: Any,
+    alibi_slopes: Any,
+    alibi_kind: str,
+    query_positions: Any,
+    key_positions: Any,
+    query_segment_ids: Any,
+    key_segment_ids: Any,
+    sliding_window: int | None,
+    logit_softcap: Any,
+) -> tuple[Rules, Operands]:
+    """A call of attention, whose heads come before its tokens."""
+    check_choice("alibi_kind", alibi_kind, KINDS)
+    check_flag("is_causal", is_causal)
+    query, key, value = _check_qkv(query, key, value)
+    *batch, q_len, heads, head_dim = query.shape
+    shape = (*batch, heads, q_len, key.shape[-3])
+    by_position = is_causal or alibi_slopes is not None or sliding_window is not None
+    positions = _positions(query_positions, key_positions, shape, required=by_position)
+    segments = _segments(query_segment_ids, key_segment_ids, shape)
+    if scale is None:
+        scale = 1 / math.sqrt(head_dim)
+    else:
+        check_factor("scale", scale)
+    if logit_softcap is not None:
+        check_factor("logit_softcap", logit_softcap)
+    if sliding_window is not None:
+        check_size("sliding_window", sliding_window)
+    if mask is not None:
+        mask = as_boolean("mask", mask)
+        check_fits("mask", mask.shape, shape, exact=0)
+    if bias is not None:
+        bias = as_floating("bias", bias)
+        check_fits("bias", bias.shape, shape, exact=0)
+    slopes = None if alibi_slopes is None else _check_slopes(alibi_slopes, heads)
+
+    query, key, value = (x.swapaxes(-2, -3) for x in (query, key, value))
+    operands = Operands(
+        query,
+        key,
+        value,
+        Terms(scale, logit_softcap, slopes, bias),
+        mask,
+        Tokens(positions[0], segments[0]),
+        Tokens(positions[1], segments[1]),
+    )
+    return Rules(is_causal, sliding_window, alibi_kind), operands
+
+
 def _positions(
     query_positions: Any,
     key_positions: Any,
@@ -200,11 +249,19 @@ def _positions(
         )
     query_positions = q_len if query_positions is None else query_positions
     key_positions = k_len if key_positions is None else key_positions
-    query_positions = as_positions("query_positions", query_positions)
-    key_positions = as_positions("key_positions", key_positions)
+    query_positions = _known("query_positions", query_positions)
+    key_positions = _known("key_positions", key_positions)
     check_fits("query_positions", query_positions.shape, (*batch, q_len), exact=1)
     check_fits("key_positions", key_positions.shape, (*batch, k_len), exact=1)
     return query_positions, key_positions
+
+
+def _known(name: str, positions: Any) -> Any:
+    """Those of an int on the host: kernels that go by index must know them when a program is built."""
+    array = as_positions(name, positions)
+    if isinstance(positions, int):
+        return np.arange(positions, dtype=array.dtype)
+    return array
 
 
 def _segments(
@@ -226,14 +283,15 @@ def _segments(
     return query_ids, key_ids
 
 
-def _check_slopes(slopes: Any, heads: int) -> Array:
-    slopes = as_table("alibi_slopes", slopes)
-    if slopes.shape != (heads,):
+def _check_slopes(slopes: Any, heads: int) -> Any:
+    array = as_table("alibi_slopes", slopes)
+    if array.shape != (heads,):
         raise ValueError(
             f"`alibi_slopes` must have one slope for each of the {heads} heads "
-            f"of `query`, got shape {tuple(slopes.shape)}."
+            f"of `query`, got shape {tuple(array.shape)}."
         )
-    return slopes
+    # What came from the host stays there: folding them into heads needs their values when a program is built.
+    return slopes.astype(array.dtype) if isinstance(slopes, np.ndarray) else array
 
 
 def _check_qkv(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ._checks import compute_dtype
-from .alibi import signed_distance
 
 __all__ = [
     "Operands",
@@ -31,6 +30,7 @@ __all__ = [
     "reach",
     "score_dtype",
     "scores",
+    "signed_distance",
     "softmax",
 ]
 
@@ -128,6 +128,18 @@ def logits(
         logits = logits + alibi.to(dtype)
     allowed = may_attend(rules, mask, query, key)
     return logits if allowed is None else torch.where(allowed, logits, -math.inf)
+
+
+def signed_distance(query: Tensor, key: Tensor, kind: str) -> Tensor:
+    """What the slope multiplies: of positions that broadcast against each other."""
+    if kind == "key":
+        return key.expand(torch.broadcast_shapes(query.shape, key.shape))
+    ahead = key - query
+    if kind == "signed":
+        return ahead
+    if kind == "symmetric":
+        return -ahead.abs()
+    return ahead.clamp(max=0) if kind == "past" else -ahead.clamp(min=0)
 
 
 def may_attend(rules: Rules, mask: Any, query: Tokens, key: Tokens) -> Tensor | None:

@@ -23,6 +23,7 @@ from ._checks import (
     check_size,
     check_table_dtype,
 )
+from ._scores import signed_distance
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -140,18 +141,6 @@ def alibi_bias(
     else:
         distance = _distance(query_positions, key_positions, kind)
     return slopes[:, None, None] * distance[..., None, :, :].to(slopes.dtype)
-
-
-def signed_distance(query: Tensor, key: Tensor, kind: str) -> Tensor:
-    """What the slope multiplies: of positions that broadcast against each other."""
-    if kind == "key":
-        return key.expand(torch.broadcast_shapes(query.shape, key.shape))
-    ahead = key - query
-    if kind == "signed":
-        return ahead
-    if kind == "symmetric":
-        return -ahead.abs()
-    return ahead.clamp(max=0) if kind == "past" else -ahead.clamp(min=0)
 
 
 def _distance(query: Tensor, key: Tensor, kind: str) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import jax
@@ -15,22 +16,68 @@ from .. import _scores
 from .._scores import Operands, Rules, Terms, Tokens
 from . import blockwise
 
-__all__ = ["IMPLEMENTATIONS", "attend"]
-
-IMPLEMENTATIONS = ("reference", "blockwise")
+__all__ = ["IMPLEMENTATIONS", "KERNELS", "Kernel", "attend", "run"]
 
 
 def attend(implementation: Any, rules: Rules, operands: Operands) -> Array:
     """[*batch, heads, q, value_dim] in the dtype of `query`; operands may have any batch axes."""
-    query, key, value = operands.query, operands.key, operands.value
     if implementation is None:
-        implementation = _best(operands)
-    empty = 0 in query.shape + key.shape + value.shape
-    if implementation == "reference" or empty:
-        return _scores.attend(rules, operands)
-    kernel = Kernel(blockwise.forward, blockwise.backward)
-    out = recomputed(kernel, rules, _flat(operands))
-    return out.reshape(*query.shape[:-1], value.shape[-1])
+        implementation = _best(rules, operands)
+    if implementation == "reference":
+        return automatic(partial(_scores.attend, rules), operands)
+    if implementation in KERNELS:
+        computed = partial(recomputed, kernel_for(implementation, rules, operands))
+    else:
+        computed = FUSED[implementation].attend
+        _check_taken(implementation, FUSED[implementation].refusal(rules, operands))
+    return run(computed, rules, operands)
+
+
+def kernel_for(implementation: str, rules: Rules, operands: Operands) -> Kernel:
+    """The kernel of this name, if it takes the call."""
+    kernel = KERNELS[implementation]
+    _check_taken(implementation, kernel.refusal(rules, operands))
+    return kernel
+
+
+def run(attend: Callable[..., Any], rules: Rules, operands: Operands) -> Array:
+    """By a function (rules, operands) that knows one batch axis and nothing of empty arrays."""
+
+    def computed(operands: Operands) -> Array:
+        query, key, value = operands[:3]
+        if 0 in query.shape + key.shape + value.shape:
+            return _scores.attend(rules, operands)
+        out = attend(rules, varying_alike(_flat(operands)))
+        return out.reshape(*query.shape[:-1], value.shape[-1])
+
+    return automatic(computed, operands)
+
+
+def automatic(function: Callable[[Operands], Array], operands: Operands) -> Array:
+    """Shardings inside are the compiler's choice, also on a mesh whose axes are explicit; the output's are the query's.
+
+    Heads are grouped by reshaping, of which JAX would want to be told every sharding.
+    """
+    sharding = jax.typeof(operands.query).sharding
+    if not sharding.mesh.explicit_axes:
+        return function(operands)
+    free: Any = jax.sharding.auto_axes(function, out_sharding=sharding)
+    return free(operands)
+
+
+def varying_alike(operands: Operands) -> Operands:
+    """Every array varying over all axes of `jax.shard_map` over which any does, as the state of a loop must.
+
+    What was the same on every device then gets the sum of its gradients.
+    """
+    arrays = jax.tree.leaves(operands)
+    axes = frozenset().union(*(jax.typeof(x).mat.varying for x in arrays))
+
+    def varying(x: Any) -> Any:
+        missing = axes - jax.typeof(x).mat.varying
+        return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+    return jax.tree.map(varying, operands)
 
 
 class Kernel(NamedTuple):
@@ -39,10 +86,48 @@ class Kernel(NamedTuple):
     Args:
         forward: (rules, operands) -> outputs [batch, heads, q, value_dim] and lse [batch, heads, q].
         backward: (rules, operands, outputs, lse, d_outputs) -> gradients of query, key, value and terms.
+        refusal: (rules, operands) -> what of the call it does not take, or None.
     """
 
     forward: Callable[..., tuple[Array, Array]]
     backward: Callable[..., tuple[Array, Array, Array, Terms]]
+    refusal: Callable[..., str | None] = lambda rules, operands: None  # noqa: ARG005
+
+
+def _imported_when_called(module: str, function: str) -> Callable[..., Any]:
+    """Pallas costs half a second to import, which only those pay who use it."""
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(f".{module}", __package__), function)(*args)
+
+    return call
+
+
+class Fused(NamedTuple):
+    """An implementation with derivatives of its own: (rules, operands) -> outputs, and what it does not take."""
+
+    attend: Callable[..., Array]
+    refusal: Callable[..., str | None]
+
+
+def _imported(kind: Any, module: str) -> Any:
+    return kind(*(_imported_when_called(module, name) for name in kind._fields))
+
+
+KERNELS = {
+    "blockwise": Kernel(blockwise.forward, blockwise.backward),
+    "pallas_tpu": _imported(Kernel, "pallas_tpu"),
+}
+FUSED = {name: _imported(Fused, name) for name in ("splash", "cudnn")}
+IMPLEMENTATIONS = ("reference", *KERNELS, *FUSED)
+
+
+def _check_taken(implementation: str, refused: str | None) -> None:
+    if refused is not None:
+        raise ValueError(
+            f'`implementation` must be one that takes {refused}, such as "blockwise", '
+            f'got "{implementation}".'
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -69,15 +154,31 @@ def _backward(kernel: Kernel, rules: Rules, kept: Any, d_out: Array) -> tuple[Op
 recomputed.defvjp(_forward, _backward)
 
 
-def _best(operands: Operands) -> str:
-    """Where the scores are no more than a block or than the keys there is nothing to save."""
+def _best(rules: Rules, operands: Operands) -> str:
+    """The first that the backend has, that takes the call and of which there is anything to gain."""
     query, key = operands.query, operands.key
     if not all(isinstance(size, int) for size in query.shape + key.shape):
         return "reference"  # A dynamic axis of a program for export has no blocks.
     scores = query.shape[-3] * query.shape[-2] * key.shape[-2]
     block = query.shape[-3] * blockwise.BLOCK**2
-    small = scores <= max(block, math.prod(key.shape[-3:]))
-    return "reference" if small else "blockwise"
+    if scores <= max(block, math.prod(key.shape[-3:])):
+        return "reference"  # The scores are no more than one block, or than the keys.
+    return "blockwise" if _may_be_partitioned() else best_kernel(rules, operands)
+
+
+def best_kernel(rules: Rules, operands: Operands) -> str:
+    """The first that the backend has and that takes the call."""
+    if jax.default_backend() == "tpu":
+        if KERNELS["pallas_tpu"].refusal(rules, operands) is None:
+            return "pallas_tpu"
+    return "blockwise"
+
+
+def _may_be_partitioned() -> bool:
+    """Whether the compiler might have to cut the program for several devices, which it cannot do to a kernel."""
+    mesh = jax.sharding.get_abstract_mesh()
+    within_shard_map = mesh.axis_names and set(mesh.manual_axes) == set(mesh.axis_names)
+    return jax.device_count() > 1 and not within_shard_map
 
 
 def _flat(operands: Operands) -> Operands:

@@ -30,20 +30,38 @@ def block_size(length: int, largest: int) -> int:
 def padded(operands: Operands, q_block: int, k_block: int) -> Operands:
     """Whole blocks: more queries, whose results mean nothing, and more keys, which the mask excludes."""
     query, key, value, terms, mask, query_tokens, key_tokens = operands
-    k_len = key.shape[-2]
+
+    def of_scores(x: Any) -> Any:
+        if x is None:
+            return None
+        sizes = {-2: q_block, -1: k_block}
+        # An axis of one is broadcast and stays.
+        return whole(x, {axis: n for axis, n in sizes.items() if x.shape[axis] != 1})
+
+    mask, k_len = of_scores(mask), key.shape[-2]
     if k_len % k_block:
-        real = (np.arange(k_len) < k_len)[None, None, None]
-        mask = jnp.asarray(real) if mask is None else mask & real
-    scores = {-2: q_block, -1: k_block}
+        real = np.arange(k_len + -k_len % k_block) < k_len
+        real = jnp.asarray(real[None, None, None])
+        mask = real if mask is None else mask & real
+    # A token more where the last one stands makes no block reach farther.
     return Operands(
         whole(query, {-2: q_block}),
         whole(key, {-2: k_block}),
         whole(value, {-2: k_block}),
-        terms._replace(bias=whole(terms.bias, scores)),
-        whole(mask, scores),
-        # A token more where the last one stands makes no block reach farther.
-        Tokens(*(whole(x, {-1: q_block}, mode="edge") for x in query_tokens)),
-        Tokens(*(whole(x, {-1: k_block}, mode="edge") for x in key_tokens)),
+        terms._replace(bias=of_scores(terms.bias)),
+        mask,
+        Tokens(
+            *(
+                x if x is None else whole(x, {-1: q_block}, mode="edge")
+                for x in query_tokens
+            )
+        ),
+        Tokens(
+            *(
+                x if x is None else whole(x, {-1: k_block}, mode="edge")
+                for x in key_tokens
+            )
+        ),
     )
 
 
@@ -122,12 +140,9 @@ def _ends(x: Array, blocks: int) -> tuple[Array, Array]:
     return parts.min(-1), parts.max(-1)
 
 
-def whole(x: Any, blocks: dict[int, int], mode: str = "constant") -> Any:
-    """More at the ends of axes, so that blocks divide them; an axis of one is broadcast and stays."""
-    if x is None:
-        return None
+def whole(x: Array, blocks: dict[int, int], **how: Any) -> Array:
+    """More at the ends of axes, so that blocks of these sizes divide them; `how` as in `jnp.pad`."""
     widths = [(0, 0)] * x.ndim
     for axis, size in blocks.items():
-        if x.shape[axis] != 1:
-            widths[axis] = (0, -x.shape[axis] % size)
-    return jnp.pad(x, widths, mode=mode) if any(map(any, widths)) else x
+        widths[axis] = (0, -x.shape[axis] % size)
+    return jnp.pad(x, widths, **how) if any(map(any, widths)) else x

@@ -58,9 +58,9 @@ def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
             return higher, total, out * decay[..., None] + average(weights, block.value)
 
         start = (
-            jnp.full(shape, -math.inf, dtype),
-            jnp.zeros(shape, dtype),
-            jnp.zeros((*shape, value_dim), dtype),
+            jnp.full_like(call.query, -math.inf, dtype, shape),
+            jnp.zeros_like(call.query, dtype, shape),
+            jnp.zeros_like(call.query, dtype, (*shape, value_dim)),
         )
         peak, total, out = lax.fori_loop(first[i], last[i], of_keys, start)
         return out / jnp.where(total == 0, 1, total)[..., None], peak + jnp.log(total)
@@ -78,7 +78,8 @@ def backward(
     call, q_block, k_block, first, last = _cut(rules, operands)
     d_out = d_out.astype(dtype)
     delta = whole((d_out * out).sum(-1), {-1: q_block})
-    lse = whole(_finite(lse), {-1: q_block})
+    # Of a padded row nothing comes back, however large its logits are.
+    lse = whole(_finite(lse), {-1: q_block}, constant_values=math.inf)
     d_out = whole(d_out, {-2: q_block})
 
     def of_queries(totals: tuple[Array, Array, Terms], i: Array) -> Any:
@@ -101,17 +102,16 @@ def backward(
                 _put_terms(d_terms, d_terms_ij, (i, q_block), (j, k_block)),
             )
 
-        d_query = jnp.zeros(
-            (*call.query.shape[:-2], q_block, call.query.shape[-1]), dtype
-        )
+        shape = (*call.query.shape[:-2], q_block, call.query.shape[-1])
+        d_query = jnp.zeros_like(call.query, dtype, shape)
         d_query, d_key, d_value, d_terms = lax.fori_loop(
             first[i], last[i], of_keys, (d_query, *totals)
         )
         return (d_key, d_value, d_terms), d_query
 
     start = (
-        jnp.zeros(call.key.shape, dtype),
-        jnp.zeros(call.value.shape, dtype),
+        jnp.zeros_like(call.key, dtype),
+        jnp.zeros_like(call.value, dtype),
         jax.tree.map(jnp.zeros_like, call.terms),
     )
     totals, d_query = lax.scan(

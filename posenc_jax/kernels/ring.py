@@ -1,0 +1,213 @@
+"""Attention over a sequence that is cut across devices: ring attention, inside `jax.shard_map`.
+
+Every device keeps its queries. Keys, values and their positions go round, one device further in each round, until
+every query has met every key. What the rounds a and b give is merged by their lse:
+
+    lse = log(exp(lse[a]) + exp(lse[b])),    out = exp(lse[a] - lse) out[a] + exp(lse[b] - lse) out[b]
+
+Backward, they go round once more with the lse and the outputs of all rounds, and the gradients of keys and values
+go with them, to arrive home after the last.
+
+Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023,
+arXiv:2310.01889.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from .._checks import check_choice, describe, is_array
+from .._scores import Operands, Rules, Terms, score_dtype
+from ..alibi import Kind
+from ..attention import _checked
+from . import KERNELS, Kernel, best_kernel, kernel_for, recomputed, run
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["ring_attention"]
+
+
+def ring_attention(
+    query: Float[Array, "*batch q heads head_dim"],
+    key: Float[Array, "*batch k kv_heads head_dim"],
+    value: Float[Array, "*batch k kv_heads value_dim"],
+    *,
+    axis_name: str,
+    is_causal: bool = False,
+    scale: float | None = None,
+    alibi_slopes: Float[np.ndarray | Array, " heads"] | None = None,
+    alibi_kind: Kind = "symmetric",
+    query_positions: Int[Array, "*#batch q"] | None = None,
+    key_positions: Int[Array, "*#batch k"] | None = None,
+    query_segment_ids: Int[Array, "*#batch q"] | None = None,
+    key_segment_ids: Int[Array, "*#batch k"] | None = None,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+    implementation: Literal["blockwise", "pallas_tpu"] | None = None,
+) -> Float[Array, "*batch q heads value_dim"]:
+    """Attend from the queries of one device to the keys of every device along a mesh axis, inside `jax.shard_map`.
+
+    Every device calls it with its shard of the tokens, in any order that their positions tell: those of its shard by
+    `shard_positions`, "zigzag" for equal work under a causal mask. Rotary positions are applied before, at the same
+    positions. A device holds no more than its own keys and values and those that visit it, and skips those that none
+    of its queries may attend to. Shards of batch or heads need no more than their shards of every argument.
+
+    Args:
+        query, key, value: One device's tokens, [*batch, tokens, heads, head_dim]; otherwise as in
+            `dot_product_attention`.
+        axis_name: The mesh axis along which tokens are sharded.
+        is_causal, scale, alibi_slopes, alibi_kind, sliding_window, logit_softcap: As in `dot_product_attention`; the
+            slopes are those of the heads that are here.
+        query_positions, key_positions: Of the tokens that are here, in the whole sequence. They must be given for
+            `is_causal`, `alibi_slopes` and `sliding_window`: an index here says nothing.
+        query_segment_ids, key_segment_ids: Of the tokens that are here. Padding is a segment that no query has: keys
+            of -1, say. There is no mask or bias, which would be as large as the scores.
+        implementation: Of one round, as in `dot_product_attention`: "blockwise", "pallas_tpu", or None, which is
+            "pallas_tpu" on a TPU if it takes the call, else "blockwise".
+    Returns:
+        [*batch, q, heads, value_dim] in the dtype of `query`, one device's rows of what `dot_product_attention` of
+        the whole gives. Rounds are merged in float32 (float64 if any input is).
+    Raises:
+        TypeError, ValueError: as `dot_product_attention`, if a rule needs positions and they are not arrays, or if
+            the call is not inside a `jax.shard_map` with that axis.
+    Source:
+        arXiv:2310.01889.
+    """
+    check_choice("implementation", implementation, (None, *KERNELS))
+    _check_axis(axis_name)
+    if is_causal or alibi_slopes is not None or sliding_window is not None:
+        _check_positions("query_positions", query_positions)
+        _check_positions("key_positions", key_positions)
+    rules, operands = _checked(
+        query,
+        key,
+        value,
+        is_causal=is_causal,
+        scale=scale,
+        alibi_slopes=alibi_slopes,
+        alibi_kind=alibi_kind,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        query_segment_ids=query_segment_ids,
+        key_segment_ids=key_segment_ids,
+        sliding_window=sliding_window,
+        logit_softcap=logit_softcap,
+    )
+    chosen = best_kernel(rules, operands) if implementation is None else implementation
+    kernel = kernel_for(chosen, rules, operands)
+    ring = Kernel(
+        partial(_forward, kernel.forward, axis_name),
+        partial(_backward, kernel.backward, axis_name),
+    )
+    computed = partial(recomputed, ring)
+    return run(computed, rules, operands).swapaxes(-2, -3)
+
+
+def _forward(
+    forward: Callable[..., tuple[Array, Array]],
+    axis_name: str,
+    rules: Rules,
+    operands: Operands,
+) -> tuple[Array, Array]:
+    def meet(visitors: Any, merged: tuple[Array, Array]) -> tuple[Array, Array]:
+        return _merge(merged, forward(rules, _with(operands, visitors)))
+
+    dtype, query = score_dtype(operands), operands.query
+    shape = (*query.shape[:-1], operands.value.shape[-1])
+    nothing = (
+        jnp.zeros_like(query, dtype, shape),
+        jnp.full_like(query, -jnp.inf, dtype, shape[:-1]),
+    )
+    return _go_round(axis_name, _visitors(operands), meet, nothing)
+
+
+def _backward(
+    backward: Callable[..., tuple[Array, Array, Array, Terms]],
+    axis_name: str,
+    rules: Rules,
+    operands: Operands,
+    out: Array,
+    lse: Array,
+    d_out: Array,
+) -> Any:
+    def meet(visitors: Any, totals: Any) -> Any:
+        here = backward(rules, _with(operands, visitors), out, lse, d_out)
+        d_query, d_key, d_value, d_terms = totals
+        # They left their last host when the visitors did, and arrive while this host computes.
+        d_key, d_value = _next((d_key, d_value), axis_name)
+        return jax.tree.map(jnp.add, (d_query, d_key, d_value, d_terms), here)
+
+    dtype = score_dtype(operands)
+    totals = jax.tree.map(lambda x: jnp.zeros_like(x, dtype), tuple(operands[:4]))
+    totals = _go_round(axis_name, _visitors(operands), meet, totals)
+    d_query, d_key, d_value, d_terms = totals
+    return d_query, *_next((d_key, d_value), axis_name), d_terms
+
+
+def _go_round(
+    axis_name: str, visitors: Any, meet: Callable[[Any, Any], Any], state: Any
+) -> Any:
+    """The state after meeting the visitors of every device, one's own first.
+
+    A loop, so that the program is as long for 2 devices as for 256. To leave and to be met need nothing of each
+    other: a compiler may do both at once.
+    """
+
+    def one_round(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        visitors, state = carry
+        return _next(visitors, axis_name), meet(visitors, state)
+
+    rounds = lax.axis_size(axis_name)
+    visitors, state = lax.fori_loop(0, rounds - 1, one_round, (visitors, state))
+    return meet(visitors, state)
+
+
+def _next(arrays: Any, axis_name: str) -> Any:
+    """To the next device, from the one before."""
+    size = lax.axis_size(axis_name)
+    return lax.ppermute(arrays, axis_name, [(i, (i + 1) % size) for i in range(size)])
+
+
+def _merge(
+    some: tuple[Array, Array], others: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Outputs and lse of two sets of keys together."""
+    lse = jnp.logaddexp(some[1], others[1])
+    finite = jnp.where(lse == -jnp.inf, 0, lse)
+    a, b = (out * jnp.exp(part - finite)[..., None] for out, part in (some, others))
+    return a + b, lse
+
+
+def _visitors(operands: Operands) -> Any:
+    return operands.key, operands.value, operands.key_tokens
+
+
+def _with(operands: Operands, visitors: Any) -> Operands:
+    key, value, key_tokens = visitors
+    return operands._replace(key=key, value=value, key_tokens=key_tokens)
+
+
+def _check_axis(axis_name: Any) -> None:
+    try:
+        lax.axis_size(axis_name)
+    except NameError:
+        raise ValueError(
+            f"`axis_name` must be an axis of the `jax.shard_map` that the call is in, "
+            f"got {axis_name!r}."
+        ) from None
+
+
+def _check_positions(name: str, positions: Any) -> None:
+    if not is_array(positions):
+        raise TypeError(
+            f"`{name}` must be an array of where the tokens of this shard stand, as "
+            f"`shard_positions` gives them, got {describe(positions)}."
+        )
