@@ -16,7 +16,7 @@ from .. import _scores
 from .._scores import Operands, Rules, Terms, Tokens
 from . import blockwise
 
-__all__ = ["IMPLEMENTATIONS", "KERNELS", "Kernel", "attend", "run"]
+__all__ = ["IMPLEMENTATIONS", "KERNELS", "Kernel", "attend", "run", "varies_over"]
 
 
 def attend(implementation: Any, rules: Rules, operands: Operands) -> Array:
@@ -28,9 +28,17 @@ def attend(implementation: Any, rules: Rules, operands: Operands) -> Array:
     if implementation in KERNELS:
         computed = partial(recomputed, kernel_for(implementation, rules, operands))
     else:
-        computed = FUSED[implementation].attend
-        _check_taken(implementation, FUSED[implementation].refusal(rules, operands))
+        fused = FUSED[implementation]
+        _check_taken(implementation, fused.refusal(rules, operands))
+        computed = partial(_with_terms, fused.attend, operands.terms)
     return run(computed, rules, operands)
+
+
+def _with_terms(
+    attend: Callable[..., Array], terms: Terms, rules: Rules, operands: Operands
+) -> Array:
+    """By a kernel that has to know the terms' values, which are traced once they vary or are sharded."""
+    return attend(rules, operands._replace(terms=terms))
 
 
 def kernel_for(implementation: str, rules: Rules, operands: Operands) -> Kernel:
@@ -71,13 +79,24 @@ def varying_alike(operands: Operands) -> Operands:
     What was the same on every device then gets the sum of its gradients.
     """
     arrays = jax.tree.leaves(operands)
-    axes = frozenset().union(*(jax.typeof(x).mat.varying for x in arrays))
+    axes = frozenset().union(*map(varies_over, arrays))
+    lax: Any = jax.lax
 
     def varying(x: Any) -> Any:
-        missing = axes - jax.typeof(x).mat.varying
-        return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
+        missing = tuple(axes - varies_over(x))
+        if not missing:
+            return x
+        if hasattr(lax, "pcast"):
+            return lax.pcast(x, missing, to="varying")
+        return lax.pvary(x, missing)  # JAX before 0.8.2.
 
     return jax.tree.map(varying, operands)
+
+
+def varies_over(x: Any) -> frozenset[str]:
+    """Axes of `jax.shard_map`."""
+    kind: Any = jax.typeof(x)
+    return kind.mat.varying if hasattr(kind, "mat") else kind.vma  # JAX before 0.10.
 
 
 class Kernel(NamedTuple):
@@ -85,7 +104,8 @@ class Kernel(NamedTuple):
 
     Args:
         forward: (rules, operands) -> outputs [batch, heads, q, value_dim] and lse [batch, heads, q].
-        backward: (rules, operands, outputs, lse, d_outputs) -> gradients of query, key, value and terms.
+        backward: (rules, operands, outputs, lse, d_outputs) -> gradients of query, key, value and, but for the scale,
+            terms.
         refusal: (rules, operands) -> what of the call it does not take, or None.
     """
 
@@ -144,8 +164,11 @@ def _forward(kernel: Kernel, rules: Rules, operands: Operands) -> tuple[Array, A
 def _backward(kernel: Kernel, rules: Rules, kept: Any, d_out: Array) -> tuple[Operands]:
     operands, out, lse = kept
     *gradients, d_terms = kernel.backward(rules, operands, out, lse, d_out)
+    # The scale multiplies q . k and nothing else: its gradient is that of q, along q.
+    d_scale = (gradients[0] * operands.query).sum() / operands.terms.scale
+    gradients = (*gradients, d_terms._replace(scale=d_scale))
     learnt = jax.tree.map(
-        lambda d, x: d.astype(x.dtype), (*gradients, d_terms), operands[:4]
+        lambda d, x: d.astype(jnp.result_type(x)), gradients, operands[:4]
     )
     nothing = jax.tree.map(lambda _: None, operands[4:])
     return (Operands(*learnt, *nothing),)

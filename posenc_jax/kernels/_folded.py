@@ -77,7 +77,7 @@ def alibi_refusal(rules: Rules, operands: Operands, scale: float) -> str | None:
     if not error <= 2.0**-bits:
         return (
             f"`alibi_slopes` up to {np.abs(slopes).max():.3g} with {tokens} tokens in {dtype} "
-            f"(summed in float32, a logit may be off by {error:.1e}, more than 2^-{bits})"
+            f"(folded into heads, a logit may be off by {error:.1e}, more than 2^-{bits})"
         )
     return None
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .._scores import Operands, Rules, Terms, average, score_dtype, scores
+from .._scores import Operands, Rules, Terms, average, products, score_dtype, scores
 from ._blocks import (
     block_of,
     block_size,
@@ -72,7 +72,7 @@ def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
 def backward(
     rules: Rules, operands: Operands, out: Array, lse: Array, d_out: Array
 ) -> tuple[Array, Array, Array, Terms]:
-    """Gradients of query, key, value and terms, in the dtype of the scores."""
+    """Gradients of query, key, value and terms but the scale, in the dtype of the scores."""
     dtype = score_dtype(operands)
     q_len, k_len = operands.query.shape[-2], operands.key.shape[-2]
     call, q_block, k_block, first, last = _cut(rules, operands)
@@ -88,12 +88,18 @@ def backward(
 
         def of_keys(j: Array, totals: tuple[Array, Array, Array, Terms]) -> Any:
             block = _block(call, i, j, q_block, k_block, dtype)
-            logits, to_learnt = jax.vjp(
-                partial(scores, rules, block), block.query, block.key, block.terms
+            logits, pull = jax.vjp(
+                partial(_scores_of, rules, block),
+                block.query,
+                block.key,
+                _without_scale(block.terms),
             )
-            weights, to_average = jnp.exp(logits - lse_i), partial(jax.vjp, average)
-            d_weights, d_value_j = to_average(weights, block.value)[1](d_out_i)
-            d_query_ij, d_key_j, d_terms_ij = to_learnt(weights * (d_weights - delta_i))
+            weights = jnp.exp(logits - lse_i)
+            # As outputs are averages of values, their gradient's products with the values are the gradient of the
+            # weights, and pulled back, that of the values.
+            d_weights, pull_value = jax.vjp(partial(products, d_out_i), block.value)
+            (d_value_j,) = pull_value(weights)
+            d_query_ij, d_key_j, d_terms_ij = pull(weights * (d_weights - delta_i))
             d_query, d_key, d_value, d_terms = totals
             return (
                 d_query + d_query_ij,
@@ -112,7 +118,7 @@ def backward(
     start = (
         jnp.zeros_like(call.key, dtype),
         jnp.zeros_like(call.value, dtype),
-        jax.tree.map(jnp.zeros_like, call.terms),
+        jax.tree.map(jnp.zeros_like, _without_scale(call.terms)),
     )
     totals, d_query = lax.scan(
         of_queries, start, jnp.arange(first.size, dtype=jnp.int32)
@@ -150,6 +156,16 @@ def _block(
     block = block_of(call, i, j, q_block, k_block)
     query, key, value = (x.astype(dtype) for x in block[:3])
     return block._replace(query=query, key=key, value=value)
+
+
+def _scores_of(
+    rules: Rules, block: Operands, query: Array, key: Array, terms: Terms
+) -> Array:
+    return scores(rules, block, query, key, terms._replace(scale=block.terms.scale))
+
+
+def _without_scale(terms: Terms) -> Terms:
+    return terms._replace(scale=None)
 
 
 def _put_terms(

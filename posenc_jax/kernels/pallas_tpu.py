@@ -100,7 +100,7 @@ def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
 def backward(
     rules: Rules, operands: Operands, out: Array, lse: Array, d_out: Array
 ) -> tuple[Array, Array, Array, Terms]:
-    """Gradients of query, key, value and terms, in the dtype of the scores."""
+    """Gradients of query, key, value and terms but the scale, in the dtype of the scores."""
     call = _cut(rules, operands)
     delta = (d_out.astype(call.dtype) * out).sum(-1)
     d_out = _channels(whole(d_out, {-2: call.q_block})).astype(call.query.dtype)
@@ -157,16 +157,13 @@ def backward(
         operands.query.shape[1:],
         operands.value.shape[-2:],
     )
-    d_query = d_query[..., :q_len, :head_dim]
-    scale, softcap, slopes, _ = operands.terms
-    # The scale multiplies q . k and nothing else, so its gradient is that of q along q.
-    d_scale = (operands.query.astype(call.dtype) * d_query).sum() / scale
+    _, softcap, slopes, _ = operands.terms
     return (
-        d_query,
+        d_query[..., :q_len, :head_dim],
         d_key[..., :k_len, :head_dim],
         d_value[..., :k_len, :value_dim],
         Terms(
-            d_scale,
+            None,
             None if softcap is None else d_terms[:, :, 0].sum(),
             None if slopes is None else d_terms[:, :, 1].sum((0, 2)),
         ),
@@ -421,7 +418,8 @@ def _dot(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
             a,
             b,
             (((axis_a,), (axis_b,)), ((), ())),
-            precision=None if halves else lax.Precision.HIGHEST,
+            # Said outright, since `jax_default_matmul_precision` may be what bfloat16 does not compile with.
+            precision=lax.Precision.DEFAULT if halves else lax.Precision.HIGHEST,
             preferred_element_type=jnp.float32 if halves else a.dtype,
         )
     if a.dtype == jnp.bfloat16:

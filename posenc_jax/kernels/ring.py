@@ -55,17 +55,17 @@ def ring_attention(
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Attend from the queries of one device to the keys of every device along a mesh axis, inside `jax.shard_map`.
 
-    Every device calls it with its shard of the tokens, in any order that their positions tell: those of its shard by
-    `shard_positions`, "zigzag" for equal work under a causal mask. Rotary positions are applied before, at the same
-    positions. A device holds no more than its own keys and values and those that visit it, and skips those that none
-    of its queries may attend to. Shards of batch or heads need no more than their shards of every argument.
+    Every device calls it with its shard of the tokens, in any order, which their positions tell: with those of
+    `shard_positions`, "zigzag" gives every device the same work under a causal mask. Rotary positions are applied
+    before, at the same positions. A device holds its own keys and values and those that visit it, and computes nothing
+    where none of its queries may attend to them. Batch and heads may be sharded too; each device then gives the slopes
+    of its heads. Axes of the mesh that are left out of the `shard_map` must be of the type Auto.
 
     Args:
         query, key, value: One device's tokens, [*batch, tokens, heads, head_dim]; otherwise as in
             `dot_product_attention`.
         axis_name: The mesh axis along which tokens are sharded.
-        is_causal, scale, alibi_slopes, alibi_kind, sliding_window, logit_softcap: As in `dot_product_attention`; the
-            slopes are those of the heads that are here.
+        is_causal, scale, alibi_slopes, alibi_kind, sliding_window, logit_softcap: As in `dot_product_attention`.
         query_positions, key_positions: Of the tokens that are here, in the whole sequence. They must be given for
             `is_causal`, `alibi_slopes` and `sliding_window`: an index here says nothing.
         query_segment_ids, key_segment_ids: Of the tokens that are here. Padding is a segment that no query has: keys
@@ -146,7 +146,8 @@ def _backward(
         return jax.tree.map(jnp.add, (d_query, d_key, d_value, d_terms), here)
 
     dtype = score_dtype(operands)
-    totals = jax.tree.map(lambda x: jnp.zeros_like(x, dtype), tuple(operands[:4]))
+    learnt = (*operands[:3], operands.terms._replace(scale=None))
+    totals = jax.tree.map(lambda x: jnp.zeros_like(x, dtype), learnt)
     totals = _go_round(axis_name, _visitors(operands), meet, totals)
     d_query, d_key, d_value, d_terms = totals
     return d_query, *_next((d_key, d_value), axis_name), d_terms

@@ -4,8 +4,8 @@ It goes by index and knows no bias; ALiBi is folded into heads, see `_folded`. Q
 rounded to their dtype once (exactly, where the scale is a power of two). Bfloat16 weights are rounded to bfloat16
 before they meet the values; float32 is multiplied at the highest precision. On a CPU the kernel is interpreted.
 
-How blocks are masked is worked out on the host when the program is built: half a second for 8 192 causal tokens and two
-minutes for 131 072.
+It runs on one device, or inside `jax.shard_map` without `check_vma`. How blocks are masked is worked out on the
+host when the program is built: half a second for 8 192 causal tokens, two minutes for 131 072.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jax import Array
 from jax.core import Tracer
 
 from .._scores import Operands, Rules, reach
+from . import varies_over
 from ._blocks import block_size, whole
 from ._folded import alibi_refusal, fold, positions_refusal
 
@@ -43,6 +44,8 @@ def refusal(rules: Rules, operands: Operands) -> str | None:
         return f"the backend {jax.default_backend()}"
     if not all(isinstance(size, int) for size in query.shape + key.shape):
         return "sizes that are not known when the program is built"
+    if varies_over(query):
+        return "a `jax.shard_map` with `check_vma`"
     if query.dtype not in (jnp.bfloat16, jnp.float32):
         return f"{query.dtype}"
     if terms.bias is not None:

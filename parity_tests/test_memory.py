@@ -1,0 +1,107 @@
+"""Memory of attention, forward and backward, as the compilers of a CPU and of TPUs plan it: linear in the tokens.
+
+Nothing runs, so lengths may be those of long documents.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import posenc_jax
+
+from . import tpu
+
+HEADS, HEAD_DIM = 2, 128
+LENGTHS = (8192, 32_768, 131_072)
+
+# Eight arrays [tokens, heads, head_dim] go in and out: query, key, value, three gradients, outputs and their gradient.
+# In float32, as attention computes, a dozen leaves room for four copies in another layout.
+PER_TOKEN = 12 * HEADS * HEAD_DIM * 4
+# What does not grow with the tokens: blocks of scores, and the program.
+FIXED = 8 * 2**20
+
+
+class Program(NamedTuple):
+    """A compiled program: bytes that it needs, and the elements of its largest array."""
+
+    memory: int
+    largest: int
+
+
+def compiled(
+    implementation: str, target: str, length: int, effort: float = 0.0
+) -> Program:
+    """Causal ALiBi attention in bfloat16, its outputs and the gradients of query, key, value and slopes."""
+    device = jax.devices("cpu")[0] if target == "cpu" else tpu.device(target)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+
+    def spec(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def attend(query, key, value, slopes):
+        return posenc_jax.dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            alibi_slopes=slopes,
+            implementation=implementation,
+        )
+
+    def both(d_out, *learnt):
+        out, pull = jax.vjp(attend, *learnt)
+        return out, pull(d_out)
+
+    tokens = spec(length, HEADS, HEAD_DIM)
+    slopes = spec(HEADS, dtype=jnp.float32)
+    lowered = jax.jit(both).lower(tokens, tokens, tokens, tokens, slopes)
+    with tpu.uncached():
+        program = lowered.compile({"exec_time_optimization_effort": effort})
+    plan = program.memory_analysis()
+    shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", program.as_text())
+    return Program(
+        # A TPU's temporary bytes are without what stands in its fast memory, which the peak has; a CPU's peak is
+        # without temporary bytes.
+        max(plan.temp_size_in_bytes, plan.peak_memory_in_bytes),
+        max(math.prod(map(int, shape.split(","))) for shape in shapes),
+    )
+
+
+TARGETS = ("cpu", *tpu.TOPOLOGIES)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "target"),
+    [
+        (implementation, target)
+        for implementation in ("blockwise", "pallas_tpu")
+        for target in TARGETS
+        if (implementation, target) != ("pallas_tpu", "cpu")
+    ],
+)
+def test_memory_is_linear_in_the_tokens(implementation, target):
+    programs = [compiled(implementation, target, length) for length in LENGTHS]
+    for program, length in zip(programs, LENGTHS, strict=True):
+        assert program.memory <= PER_TOKEN * length + FIXED, (length, program)
+        assert program.largest < length**2, (length, program)
+    for program, longer in pairwise(programs):
+        # A square would be 16 times larger. A tenth more than 4 times, since a compiler chooses layouts, and what to
+        # copy into them, anew for every length.
+        assert longer.memory <= 1.1 * 4 * program.memory, programs
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_memory_of_the_reference_is_a_square(target):
+    """So these figures do see an array of all scores, here in bytes two for each score at least."""
+    length = LENGTHS[0]
+    # With the least effort a TPU's compiler takes a tenth of the time, for the same arrays.
+    program = compiled("reference", target, length, effort=-1.0)
+    assert program.memory >= HEADS * length**2 * 2
+    assert program.largest >= HEADS * length**2
