@@ -40,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_float32_matmul_precision("highest")
     # Tensors this small are done before a second thread is awake; on a busy machine it costs a hundredfold.
     torch.set_num_threads(1)
+    # Nor is NumPy's, which the workers that pytest starts read as they load it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Compiling is most of a first run; later ones, and workers beside each other, read it back.
     if hasattr(config, "cache"):
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +21,9 @@ from types import ModuleType
 import posenc_jax
 import posenc_torch
 
+from .implementations import cut_into
 from .instrument import run
-from .schemes import pairs
+from .schemes import IMPLEMENTED, pairs
 
 __all__ = ["MUTANTS", "Kill", "Mutant", "kill"]
 
@@ -53,7 +54,8 @@ class Kill:
 
 def kill(mutant: Mutant) -> Kill | None:
     """Run the mutant's pair, from the plainest question on; None if it survives."""
-    with _mutated(mutant) as package:
+    cut = mutant.pair.startswith(tuple(IMPLEMENTED))
+    with _mutated(mutant) as package, cut_into(4, package) if cut else nullcontext():
         if mutant.file.startswith("posenc_jax"):
             pair = pairs(package, posenc_torch)[mutant.pair]
         else:
@@ -72,7 +74,7 @@ def kill(mutant: Mutant) -> Kill | None:
 
 @contextmanager
 def _mutated(mutant: Mutant) -> Iterator[ModuleType]:
-    package, file = mutant.file.split("/")
+    package, file = mutant.file.split("/", 1)
     origin = Path(sys.modules[package].__file__).parent
     name = f"{package}_mutant"
     with tempfile.TemporaryDirectory() as folder:
@@ -215,41 +217,59 @@ _TABLE = [
     ("slopes sorted", "posenc_torch/alibi.py", "torch.tensor(slopes + [0.0] * (num_heads - biased),", "torch.tensor(sorted(slopes + [0.0] * (num_heads - biased), reverse=True),", "alibi.symmetric"),
     ("largest exponent ignored", "posenc_jax/alibi.py", "2.0 ** (-bias_max *", "2.0 ** (-8.0 *", "alibi.symmetric"),
     ("slopes of all heads, the last ones cut", "posenc_torch/alibi.py", "biased = num_heads if num_biased is None else num_biased", "biased = num_heads", "alibi.symmetric"),
-    ("bias grows with distance", "posenc_jax/alibi.py", "return -jnp.abs(ahead)", "return jnp.abs(ahead)", "path.alibi"),
-    ("signed the wrong way", "posenc_torch/alibi.py", "        return ahead\n", "        return -ahead\n", "alibi.signed"),
-    ("key kind by query", "posenc_torch/alibi.py", "return key.expand(", "return query.expand(", "alibi.key"),
-    ("decode offset lost", "posenc_jax/alibi.py", "query, key = query[..., :, None], key", "query, key = (query - query[..., :1])[..., :, None], key", "alibi.symmetric"),
-    ("past and future exchanged", "posenc_jax/alibi.py", "if kind == \"past\" else", "if kind == \"future\" else", "alibi.past"),
-    ("future for both", "posenc_torch/alibi.py", "return ahead.clamp(max=0) if kind == \"past\"", "return ahead.clamp(max=0) if kind == \"none\"", "alibi.past"),
+    ("bias grows with distance", "posenc_jax/_scores.py", "return -jnp.abs(ahead)", "return jnp.abs(ahead)", "path.alibi"),
+    ("signed the wrong way", "posenc_torch/_scores.py", "        return ahead\n", "        return -ahead\n", "alibi.signed"),
+    ("key kind by query", "posenc_torch/_scores.py", "return key.expand(", "return query.expand(", "alibi.key"),
+    ("decode offset lost", "posenc_jax/alibi.py", "signed_distance(query[..., :, None], key", "signed_distance((query - query[..., :1])[..., :, None], key", "alibi.symmetric"),
+    ("past and future exchanged", "posenc_jax/_scores.py", "if kind == \"past\" else", "if kind == \"future\" else", "alibi.past"),
+    ("future for both", "posenc_torch/_scores.py", "return ahead.clamp(max=0) if kind == \"past\"", "return ahead.clamp(max=0) if kind == \"none\"", "alibi.past"),
     ("largest coordinate alone", "posenc_jax/alibi.py", "total = total + part(axis)", "total = jnp.maximum(total, part(axis))", "alibi.manhattan"),
     ("root forgotten", "posenc_torch/alibi.py", "else -total.sqrt()", "else -total", "alibi.euclidean"),
     ("slopes of the heads reversed", "posenc_jax/alibi.py", "slopes[:, None, None]", "slopes[::-1, None, None]", "attention.alibi_symmetric"),
     ("distance in bfloat16", "posenc_jax/alibi.py", "distance[..., None, :, :].astype(slopes.dtype)", "distance[..., None, :, :].astype(jnp.bfloat16).astype(slopes.dtype)", "alibi.symmetric"),
     ("slopes not learnable", "posenc_torch/alibi.py", "slopes[:, None, None]", "slopes.detach()[:, None, None]", "attention.alibi_symmetric"),
     # Attention
-    ("scale dropped", "posenc_jax/attention.py", "logits = logits * jnp.asarray(scale, dtype)", "logits = logits", "attention.plain"),
+    ("scale dropped", "posenc_jax/_scores.py", "logits = products * jnp.asarray(terms.scale, dtype)", "logits = products", "attention.plain"),
     ("scale by the value width", "posenc_torch/attention.py", "1 / math.sqrt(head_dim)", "1 / math.sqrt(value.shape[-1])", "attention.plain"),
-    ("key heads interleaved over query heads", "posenc_torch/attention.py", "grouped = query.unflatten(-3, (key.shape[-3], -1))", "grouped = query.unflatten(-3, (-1, key.shape[-3])).transpose(-4, -3)", "attention.plain"),
-    ("causal without the diagonal", "posenc_jax/attention.py", "conditions.append(key <= query)", "conditions.append(key < query)", "attention.causal"),
-    ("causal by index", "posenc_torch/attention.py", "conditions.append(key <= query)", "conditions.append(torch.ones(query.shape[-2], key.shape[-1]).tril().bool())", "attention.causal"),
-    ("window one too wide", "posenc_jax/attention.py", "(query - key) <= reach", "(query - key) <= reach + 1", "attention.window"),
-    ("window without its future side", "posenc_torch/attention.py", "(query - key).abs() <= reach", "(query - key <= reach) & (query >= key)", "attention.window"),
+    ("key heads interleaved over query heads", "posenc_torch/_scores.py", "    return x.reshape(*batch, kv_heads, heads // kv_heads * tokens, columns)", "    x = x.reshape(*batch, heads // kv_heads, kv_heads, tokens, columns)\n    return x.transpose(-4, -3).reshape(*batch, kv_heads, -1, columns)", "attention.plain"),
+    ("causal without the diagonal", "posenc_jax/_scores.py", "conditions.append(key.positions <= query.positions)", "conditions.append(key.positions < query.positions)", "attention.causal"),
+    ("causal by index", "posenc_torch/_scores.py", "conditions.append(key.positions <= query.positions)", "conditions.append(torch.ones(query.positions.shape[-2], key.positions.shape[-1]).tril().bool())", "attention.causal"),
+    ("window one too wide", "posenc_jax/_scores.py", "(apart >= 0) & (apart <= far)", "(apart >= 0) & (apart <= far + 1)", "attention.window"),
+    ("window without its future side", "posenc_torch/_scores.py", "(apart >= 0) & (apart <= far)", "(query.positions >= key.positions) & (apart <= far)", "attention.window"),
     ("scale ignored", "posenc_jax/attention.py", "if scale is None:\n        scale", "if True:\n        scale", "attention.scale"),
-    ("keys stand where queries stand", "posenc_torch/attention.py", "        query, key = positions\n", "        query, key = positions[0], positions[0]\n", "attention.alibi_symmetric"),
+    ("keys stand where queries stand", "posenc_torch/attention.py", "Tokens(positions[1], segments[1])", "Tokens(positions[0], segments[1])", "attention.alibi_symmetric"),
     ("segment ids exchanged", "posenc_jax/attention.py", "return query_ids, key_ids", "return key_ids, query_ids", "attention.segments"),
-    ("mask of the first head for all", "posenc_torch/attention.py", "conditions.append(mask)", "conditions.append(mask[:, :1])", "attention.per_head"),
-    ("bias of the first head for all", "posenc_jax/attention.py", "logits = logits + term.astype(dtype)", "logits = logits + term[..., :1, :, :].astype(dtype)", "attention.per_head"),
-    ("softmax with a floor under its peak", "posenc_torch/attention.py", "peak = torch.where(peak == -math.inf, 0, peak)", "peak = peak.clamp(min=-80.0)", "attention.deep_logits"),
-    ("scale not learnable", "posenc_torch/attention.py", "key.to(dtype)) * scale", "key.to(dtype)) * torch.as_tensor(scale).detach()", "attention.learnt_scale_and_cap"),
-    ("cap not learnable", "posenc_jax/attention.py", "cap = jnp.asarray(logit_softcap, dtype)", "cap = jax.lax.stop_gradient(jnp.asarray(logit_softcap, dtype))", "attention.learnt_scale_and_cap"),
-    ("mask dropped", "posenc_jax/attention.py", "conditions.append(mask)", "pass", "attention.mask"),
-    ("mask inverted", "posenc_torch/attention.py", "conditions.append(mask)", "conditions.append(~mask)", "attention.mask"),
-    ("dead rows average the values", "posenc_jax/attention.py", "jnp.where(allowed, logits, -math.inf)", "jnp.where(allowed, logits, -1e30)", "attention.mask"),
-    ("segments ignored", "posenc_torch/attention.py", "conditions.append(query == key)", "pass", "attention.segments"),
-    ("cap not multiplied back", "posenc_jax/attention.py", "logits = cap * jnp.tanh", "logits = jnp.tanh", "attention.softcap"),
-    ("bias dropped", "posenc_jax/attention.py", "for term in biases:", "for term in biases[1:]:", "attention.softcap"),
-    ("softmax in half precision", "posenc_torch/attention.py", "dtype = compute_dtype(query, *biases)", "dtype = query.dtype", "attention.causal"),
-    ("no gradient through the weights", "posenc_jax/attention.py", "_average(_softmax(logits)", "_average(jax.lax.stop_gradient(_softmax(logits))", "attention.plain"),
+    ("mask of the first head for all", "posenc_torch/_scores.py", "conditions.append(mask)", "conditions.append(mask[:, :1])", "attention.per_head"),
+    ("bias of the first head for all", "posenc_jax/_scores.py", "logits = logits + terms.bias.astype(dtype)", "logits = logits + terms.bias[..., :1, :, :].astype(dtype)", "attention.per_head"),
+    ("softmax with a floor under its peak", "posenc_torch/_scores.py", "torch.exp(logits - finite(peak))", "torch.exp(logits - peak.clamp(min=-80.0))", "attention.deep_logits"),
+    ("scale not learnable", "posenc_torch/_scores.py", "logits = products * terms.scale", "logits = products * torch.as_tensor(terms.scale).detach()", "attention.learnt_scale_and_cap"),
+    ("cap not learnable", "posenc_jax/_scores.py", "cap = jnp.asarray(terms.softcap, dtype)", "cap = jax.lax.stop_gradient(jnp.asarray(terms.softcap, dtype))", "attention.learnt_scale_and_cap"),
+    ("mask dropped", "posenc_jax/_scores.py", "conditions.append(mask)", "pass", "attention.mask"),
+    ("mask inverted", "posenc_torch/_scores.py", "conditions.append(mask)", "conditions.append(~mask)", "attention.mask"),
+    ("dead rows average the values", "posenc_jax/_scores.py", "jnp.where(allowed, logits, -math.inf)", "jnp.where(allowed, logits, -1e30)", "attention.mask"),
+    ("segments ignored", "posenc_torch/_scores.py", "conditions.append(query.segment_ids == key.segment_ids)", "pass", "attention.segments"),
+    ("cap not multiplied back", "posenc_jax/_scores.py", "logits = cap * jnp.tanh", "logits = jnp.tanh", "attention.softcap"),
+    ("bias dropped", "posenc_jax/_scores.py", "logits = logits + terms.bias.astype(dtype)", "logits = logits", "attention.softcap"),
+    ("softmax in half precision", "posenc_torch/_scores.py", "return compute_dtype(operands.query, *learnt)", "return operands.query.dtype", "attention.causal"),
+    ("no gradient through the weights", "posenc_jax/_scores.py", "return average(weights, value)", "return average(jax.lax.stop_gradient(weights), value)", "attention.plain"),
+    # Attention by blocks
+    ("sum not rescaled to the new peak", "posenc_jax/kernels/blockwise.py", "total = total * decay + weights.sum(-1)", "total = total + weights.sum(-1)", "blockwise.rules"),
+    ("outputs not rescaled to the new peak", "posenc_jax/kernels/blockwise.py", "out * decay[..., None] + average", "out + average", "blockwise.rules"),
+    ("mean of the gradient not taken off", "posenc_jax/kernels/blockwise.py", "(d_weights - delta_i)", "d_weights", "blockwise.rules"),
+    ("last block of keys left out", "posenc_jax/kernels/_blocks.py", "last = count - visit", "last = count - 1 - visit", "blockwise.rules"),
+    ("first block of keys left out", "posenc_jax/kernels/_blocks.py", "first = visit.argmax(-1).astype(jnp.int32)", "first = visit.argmax(-1).astype(jnp.int32) + 1", "blockwise.rules"),
+    ("blocks at the edge of the window left out", "posenc_jax/kernels/_blocks.py", "far = reach(rules.sliding_window, jnp.iinfo(low_q.dtype).max)", "far = reach(rules.sliding_window, jnp.iinfo(low_q.dtype).max) - 4", "blockwise.rules"),
+    ("padded keys attended", "posenc_jax/kernels/_blocks.py", "key_tokens = key_tokens._replace(are_there=real)", "pass", "blockwise.rules"),
+    ("keys of the block of the queries", "posenc_jax/kernels/_blocks.py", "take(key, j, k_block, -2)", "take(key, i, k_block, -2)", "blockwise.rules"),
+    ("keys stand where the first block stands", "posenc_jax/kernels/_blocks.py", "Tokens(*(take(x, j, k_block, -1) for x in key_tokens))", "Tokens(*(take(x, 0 * j, k_block, -1) for x in key_tokens))", "blockwise.rules"),
+    ("gradients of the last block of queries alone", "posenc_jax/kernels/_blocks.py", "there + part, start", "part, start", "blockwise.rules"),
+    ("gradients put into the next block", "posenc_jax/kernels/_blocks.py", "start[axis] = index * size", "start[axis] = (index + 1) * size", "blockwise.rules"),
+    ("learnt numbers of the last block alone", "posenc_jax/kernels/blockwise.py", "sums = jax.tree.map(jnp.add, totals", "sums = jax.tree.map(lambda _, part: part, totals", "blockwise.rules"),
+    ("gradient of the bias by the block of queries", "posenc_jax/kernels/blockwise.py", "{-2: rows, -1: columns}", "{-2: rows, -1: rows}", "blockwise.per_head"),
+    ("gradient of the scale along scaled queries", "posenc_jax/kernels/__init__.py", "d_scale = along / jnp.asarray(scale, d_query.dtype)", "d_scale = along", "blockwise.rules"),
+    ("outputs not rescaled to the new peak", "posenc_jax/kernels/pallas_tpu.py", "acc[...] = acc[...] * decay + _dot", "acc[...] = acc[...] + _dot", "pallas_tpu.rules"),
+    ("slope of the first head for all", "posenc_jax/kernels/pallas_tpu.py", "number(SLOPES + step.head)", "number(SLOPES)", "pallas_tpu.rules"),
+    ("mean of the gradient not taken off", "posenc_jax/kernels/pallas_tpu.py", "(_dot(value, d_out, 1, 1) - stats[1:])", "_dot(value, d_out, 1, 1)", "pallas_tpu.rules"),
 ]  # fmt: skip
 
 MUTANTS = [Mutant(*row) for row in _TABLE]

@@ -7,6 +7,7 @@ forgotten argument and no special case can hide.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,10 +15,10 @@ import numpy as np
 import torch
 
 from .instrument import Pair, oracles
-from .instrument.bounded import Bounded, stack, where
+from .instrument.bounded import Bounded, exact, stack, where
 from .instrument.inputs import PROFILES, positions
 
-__all__ = ["pairs"]
+__all__ = ["IMPLEMENTED", "Call", "attention", "pairs"]
 
 BATCH, SEQ, HEADS, KV_HEADS = 2, 13, 6, 3
 ROWS = 4  # of a second batch axis
@@ -951,27 +952,85 @@ def _alibi(pj: Any, pt: Any, kind: str) -> Pair:
 
 # Attention -------------------------------------------------------------------------------------------------------
 
-# Which of the tokens ask. Fewer than there are keys, and not the last: queries and keys can never be exchanged.
-QUERIES = [1, 4, 7, 10, 12]
+# Scattered tokens see only themselves through a window, and one key has no softmax to differentiate.
+_TOGETHER = tuple(profile for profile in PROFILES if profile != "sparse")
+# Far out, m j is so large that the gradient of m, a sum of such terms that cancel, drowns in rounding.
+_NEAR = ("dense", "packed", "left_pad")
 
-# Options of dot_product_attention, and the optional inputs drawn for it: see `_optional`.
-ATTENTION: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "plain": ({}, ()),
-    "causal": ({"is_causal": True}, ()),
-    "window": ({"sliding_window": 3}, ()),
-    "causal_window": ({"is_causal": True, "sliding_window": 3}, ()),
-    "scale": ({"scale": 0.3}, ()),
-    "softcap": ({"logit_softcap": 1.5}, ("bias",)),
-    "learnt_scale_and_cap": ({}, ("scale", "logit_softcap")),
-    "deep_logits": ({}, ("deep_bias",)),
-    "mask": ({}, ("mask",)),
-    "per_head": ({}, ("head_mask", "head_bias")),
-    "one_key_head": ({"is_causal": True}, ("bias",)),
-    "segments": ({"is_causal": True}, ("query_segment_ids", "key_segment_ids")),
-    "alibi_symmetric": ({"alibi_kind": "symmetric"}, ("alibi_slopes",)),
-    "alibi_signed": ({"alibi_kind": "signed", "is_causal": True}, ("alibi_slopes",)),
-    "alibi_key": ({"alibi_kind": "key", "is_causal": True}, ("alibi_slopes", "bias")),
+
+@dataclass(frozen=True)
+class Call:
+    """A call of attention.
+
+    Args:
+        options: Arguments of `dot_product_attention`.
+        drawn: Inputs beside query, key and value: see `_optional`.
+        tokens: Of the keys; `queries` are those that ask.
+        by_position: Give the positions of the profile; otherwise they are 0, 1, 2, ... and not given.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    drawn: tuple[str, ...] = ()
+    tokens: int = SEQ
+    # Fewer than there are keys, and not the last: queries and keys can never be exchanged.
+    queries: tuple[int, ...] = (1, 4, 7, 10, 12)
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+    head_dim: int = HEAD_DIM
+    value_dim: int = VALUE_DIM
+    by_position: bool = True
+    profiles: tuple[str, ...] = tuple(PROFILES)
+
+
+ATTENTION = {
+    "plain": Call(),
+    "causal": Call({"is_causal": True}),
+    "window": Call({"sliding_window": 3}, profiles=_TOGETHER),
+    "causal_window": Call({"is_causal": True, "sliding_window": 3}, profiles=_TOGETHER),
+    "scale": Call({"scale": 0.3}),
+    "softcap": Call({"logit_softcap": 1.5}, ("bias",)),
+    "learnt_scale_and_cap": Call({}, ("scale", "logit_softcap")),
+    "deep_logits": Call({}, ("deep_bias",)),
+    "mask": Call({}, ("mask",)),
+    "per_head": Call({}, ("head_mask", "head_bias")),
+    "one_key_head": Call(
+        {"is_causal": True}, ("bias",), kv_heads=1, value_dim=HEAD_DIM
+    ),
+    "segments": Call({"is_causal": True}, ("query_segment_ids", "key_segment_ids")),
+    "alibi_symmetric": Call({"alibi_kind": "symmetric"}, ("alibi_slopes",)),
+    "alibi_signed": Call(
+        {"alibi_kind": "signed", "is_causal": True}, ("alibi_slopes",)
+    ),
+    "alibi_key": Call(
+        {"alibi_kind": "key", "is_causal": True},
+        ("alibi_slopes", "bias"),
+        profiles=_NEAR,
+    ),
 }
+
+# All that goes by position or segment, and all learnt numbers.
+_RULES = Call(
+    {"is_causal": True, "sliding_window": 7, "alibi_kind": "symmetric"},
+    (
+        *("alibi_slopes", "scale", "logit_softcap"),
+        *("query_segment_ids", "key_segment_ids"),
+    ),
+    profiles=_TOGETHER,
+)
+# What the other implementations are tried on, as their pairs.
+IMPLEMENTED = {
+    "blockwise": {"rules": _RULES, "per_head": ATTENTION["per_head"]},
+    # Keys for three of a TPU's blocks.
+    "pallas_tpu": {
+        "rules": replace(
+            _RULES,
+            options={**_RULES.options, "sliding_window": 150},
+            tokens=260,
+            queries=(2, 30, 61, 99, 127, 128, 150, 201, 240, 259),
+        )
+    },
+}
+
 # The drawn inputs to differentiate, and the arguments they are for.
 LEARNT = {
     "bias": "bias",
@@ -983,50 +1042,78 @@ LEARNT = {
 }
 
 
-def _optional(rng: np.random.Generator, segment_ids: np.ndarray) -> dict[str, Any]:
+def _optional(
+    rng: np.random.Generator, call: Call, segment_ids: np.ndarray
+) -> dict[str, Any]:
     """What may be drawn: the argument it is for, and its value."""
-    q = len(QUERIES)
-    slopes = oracles.alibi_slopes(HEADS) * rng.uniform(0.5, 2, HEADS)
+    q, k, heads = len(call.queries), call.tokens, call.heads
+    slopes = oracles.alibi_slopes(heads) * rng.uniform(0.5, 2, heads)
     # Far below any floor that a careless softmax might put under its peak.
-    deep = rng.normal(size=(BATCH, 1, q, SEQ)) - 200
+    deep = rng.normal(size=(BATCH, 1, q, k)) - 200
+    asking = segment_ids[:, call.queries]
     return {
-        "bias": ("bias", rng.normal(size=(BATCH, 1, q, SEQ))),
-        "head_bias": ("bias", rng.normal(size=(HEADS, 1, SEQ))),
+        "bias": ("bias", rng.normal(size=(BATCH, 1, q, k))),
+        "head_bias": ("bias", rng.normal(size=(heads, 1, k))),
         "deep_bias": ("bias", deep),
-        "mask": ("mask", _mask_with_dead_rows(rng, 1)),
-        "head_mask": ("mask", _mask_with_dead_rows(rng, HEADS)),
+        "mask": ("mask", _mask_with_dead_rows(rng, (BATCH, 1, q, k))),
+        "head_mask": ("mask", _mask_with_dead_rows(rng, (BATCH, heads, q, k))),
         "alibi_slopes": ("alibi_slopes", slopes),
         "scale": ("scale", np.array(0.3)),
         "logit_softcap": ("logit_softcap", np.array(1.5)),
-        "query_segment_ids": ("query_segment_ids", segment_ids[:, QUERIES]),
+        "query_segment_ids": ("query_segment_ids", asking),
         "key_segment_ids": ("key_segment_ids", segment_ids),
+        # Of keys: a third of the tokens, at the end of the first row.
+        "padding": ("mask", _padding(k)),
+        # Queries and keys are rotated by these tables first.
+        "cos": ("cos", np.cos(_angles(call))),
+        "sin": ("sin", np.sin(_angles(call))),
+        # The first queries are of a document that no key is of.
+        "lonely_segment_ids": (
+            "query_segment_ids",
+            np.where(np.arange(q) < q // 3, 9, asking).astype(np.int32),
+        ),
     }
 
 
-def _attention(pj: Any, pt: Any, name: str) -> Pair:
-    options, extras = ATTENTION[name]
-    kv_heads, value_dim = KV_HEADS, VALUE_DIM
-    if name == "one_key_head":
-        kv_heads, value_dim = 1, HEAD_DIM
+def attention(
+    pj: Any, pt: Any, name: str, call: Call, implementation: str | None = None
+) -> Pair:
+    """The call in both packages, in JAX by the implementation that is named."""
+    options, q_len = call.options, len(call.queries)
 
     def draw(rng: np.random.Generator, profile: str) -> Any:
-        where = positions(rng, profile, BATCH, SEQ)
-        optional = _optional(rng, where["segment_ids"])
-        return {
-            "query": rng.normal(size=(BATCH, len(QUERIES), HEADS, HEAD_DIM)),
-            "key": rng.normal(size=(BATCH, SEQ, kv_heads, HEAD_DIM)),
-            "value": rng.normal(size=(BATCH, SEQ, kv_heads, value_dim)),
-            "query_positions": where["positions"][:, QUERIES],
+        where = positions(rng, profile, BATCH, call.tokens)
+        optional = _optional(rng, call, where["segment_ids"])
+        stand = {
+            "query_positions": where["positions"][:, call.queries],
             "key_positions": where["positions"],
-            **dict(optional[extra] for extra in extras),
+        }
+        return {
+            "query": rng.normal(size=(BATCH, q_len, call.heads, call.head_dim)),
+            "key": rng.normal(size=(BATCH, call.tokens, call.kv_heads, call.head_dim)),
+            "value": rng.normal(
+                size=(BATCH, call.tokens, call.kv_heads, call.value_dim)
+            ),
+            **(stand if call.by_position else {}),
+            **dict(optional[extra] for extra in call.drawn),
         }
 
-    def in_jax(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-        out = pj.dot_product_attention(query, key, value, **options, **rest)
+    def in_jax(
+        query: Any, key: Any, value: Any, cos: Any = None, sin: Any = None, **rest: Any
+    ) -> Any:
+        if cos is not None:
+            query, key = pj.apply_rotary_pos_emb(query, key, cos, sin)
+        out = pj.dot_product_attention(
+            query, key, value, **options, **rest, implementation=implementation
+        )
         return {"out": out}
 
-    def in_torch(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+    def in_torch(
+        query: Any, key: Any, value: Any, cos: Any = None, sin: Any = None, **rest: Any
+    ) -> Any:
         q, k, v = map(_heads_first, (query, key, value))
+        if cos is not None:
+            q, k = pt.apply_rotary_pos_emb(q, k, cos, sin)
         out = pt.dot_product_attention(q, k, v, **options, **rest)
         return {"out": _heads_first(out)}
 
@@ -1034,27 +1121,42 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
         query: Bounded,
         key: Bounded,
         value: Bounded,
-        query_positions: np.ndarray,
-        key_positions: np.ndarray,
+        query_positions: np.ndarray | None = None,
+        key_positions: np.ndarray | None = None,
         bias: Bounded | None = None,
         alibi_slopes: Bounded | None = None,
         scale: Bounded | None = None,
         logit_softcap: Bounded | None = None,
+        cos: Bounded | None = None,
+        sin: Bounded | None = None,
+        coarse: float = 1.0,
         **conditions: np.ndarray,
     ) -> Any:
+        if query_positions is None or key_positions is None:
+            query_positions = key_positions = np.arange(call.tokens)[None]
         biases = [] if bias is None else [bias]
+        if "alibi_slopes" in options:
+            alibi_slopes = exact(options["alibi_slopes"])
         if alibi_slopes is not None:
             kind = options["alibi_kind"]
             alibi, alibi_vjp = oracles.alibi_bias(
                 query_positions, key_positions, alibi_slopes, kind
             )
             biases.append(alibi)
+        if cos is not None:
+            query, query_vjp = oracles.rotate(query, cos, sin, "half", "leading")
+            key, key_vjp = oracles.rotate(key, cos, sin, "half", "leading")
+            query, key = query.cast(coarse), key.cast(coarse)
+        by_position = {
+            name: options[name]
+            for name in ("is_causal", "sliding_window")
+            if name in options
+        }
         allowed = oracles.who_may_attend(
-            (BATCH, HEADS, len(QUERIES), SEQ),
+            (BATCH, call.heads, q_len, call.tokens),
             query_positions=query_positions,
             key_positions=key_positions,
-            is_causal=options.get("is_causal", False),
-            sliding_window=options.get("sliding_window"),
+            **by_position,
             **conditions,
         )
         out, vjp = oracles.attention(
@@ -1065,6 +1167,7 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
             allowed=allowed,
             softcap=options.get("logit_softcap", logit_softcap),
             scale=options.get("scale", scale),
+            coarse=coarse,
         )
 
         def gradients(g: Any) -> Any:
@@ -1074,30 +1177,44 @@ def _attention(pj: Any, pt: Any, name: str) -> Pair:
                 found["bias"] = oracles.summed_to(d_logits, bias.value.shape)
             if alibi_slopes is not None:
                 found["alibi_slopes"] = alibi_vjp(d_logits)
+            if cos is not None:
+                found["query"] = query_vjp(found["query"])[0]
+                found["key"] = key_vjp(found["key"])[0]
             return found
 
         return {"out": out}, gradients
 
-    # Scattered tokens see only themselves through a window, and one key has no softmax to differentiate.
-    together = tuple(profile for profile in PROFILES if profile != "sparse")
-    # Far out, m j is so large that the gradient of m, a sum of such terms that cancel, drowns in rounding.
-    near = ("dense", "packed", "left_pad")
-    profiles = {"window": together, "causal_window": together, "alibi_key": near}
-    learnt = [LEARNT[extra] for extra in extras if extra in LEARNT]
+    learnt = [LEARNT[extra] for extra in call.drawn if extra in LEARNT]
     return Pair(
-        f"attention.{name}",
+        f"{implementation or 'attention'}.{name}",
         in_jax,
         in_torch,
         oracle,
         draw,
         wrt=("query", "key", "value", *learnt),
-        float32=("alibi_slopes", "scale", "logit_softcap"),
-        profiles=profiles.get(name, tuple(PROFILES)),
+        float32=("alibi_slopes", "scale", "logit_softcap", "cos", "sin"),
+        # The kernels of others multiply in half precision.
+        casts=implementation in ("splash", "cudnn"),
+        profiles=call.profiles,
     )
 
 
-def _mask_with_dead_rows(rng: np.random.Generator, heads: int) -> np.ndarray:
-    mask = rng.random((BATCH, heads, len(QUERIES), SEQ)) < 0.5
+def _angles(call: Call) -> np.ndarray:
+    """Of RoPE at positions 0, 1, 2, ..., [1, tokens, head_dim / 2]."""
+    inv_freq = BASE ** -(np.arange(0, call.head_dim, 2) / call.head_dim)
+    return np.arange(call.tokens)[None, :, None] * inv_freq
+
+
+def _padding(tokens: int) -> np.ndarray:
+    real = np.full((BATCH, 1, 1, tokens), True)
+    real[0, ..., tokens - tokens // 3 :] = False
+    return real
+
+
+def _mask_with_dead_rows(
+    rng: np.random.Generator, shape: tuple[int, ...]
+) -> np.ndarray:
+    mask = rng.random(shape) < 0.5
     mask[0, :, 2] = mask[1, :, -1] = False
     return mask
 
@@ -1315,7 +1432,10 @@ def _all(pj: Any, pt: Any) -> Iterator[Pair]:
     yield _pairwise(pj, pt)
     for kind in (*pt.alibi.KINDS, *pt.alibi.GRID_KINDS):
         yield _alibi(pj, pt, kind)
-    for name in ATTENTION:
-        yield _attention(pj, pt, name)
+    for name, call in ATTENTION.items():
+        yield attention(pj, pt, name, call)
+    for implementation, calls in IMPLEMENTED.items():
+        for name, call in calls.items():
+            yield attention(pj, pt, name, call, implementation)
     for scheme in ("sinusoidal", "learned", "rope", "alibi"):
         yield _path(pj, pt, scheme)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+import posenc_jax
+
 from .instrument import DTYPES
 from .twins import TWINS
 
@@ -167,3 +169,35 @@ def test_attention_with_an_alibi_module_aligns_ends(twin):
     )
     whole = attend(twin, alibi_slopes=np.linspace(0.1, 1, 6), is_causal=True)
     np.testing.assert_allclose(step, whole[:, -2:], atol=ROUNDING)
+
+
+ENDS = np.array([-(2**31), -1, 0, 2**31 - 1], np.int32)
+
+
+@pytest.mark.parametrize("window", [2, 2**31])
+@both
+def test_attention_window_holds_at_the_ends_of_int32(twin, window):
+    """Distances that do not fit an integer wrap, and look near or negative: an empty slot of a cache is -2 ** 31."""
+    value = np.broadcast_to(np.eye(4)[None, :, None], (2, 4, 3, 4))
+    options = {
+        "sliding_window": window,
+        "query_positions": ENDS,
+        "key_positions": ENDS,
+    }
+    seen = attend(twin, Q[:, :4], K[:, :4], value, **options)
+    apart = abs(ENDS[:, None].astype(np.int64) - ENDS)
+    np.testing.assert_array_equal(seen[0, :, 0] > 0, apart < window)
+
+
+def test_attention_window_holds_in_32_bits():
+    value = np.broadcast_to(np.eye(4, dtype=np.float32)[:, None], (4, 3, 4))
+    seen = posenc_jax.dot_product_attention(
+        Q[0, :4].astype(np.float32),
+        K[0, :4].astype(np.float32),
+        value,
+        sliding_window=2**31,
+        query_positions=ENDS,
+        key_positions=ENDS,
+    )
+    apart = abs(ENDS[:, None].astype(np.int64) - ENDS)
+    np.testing.assert_array_equal(seen[:, 0] > 0, apart < 2**31)

@@ -45,6 +45,8 @@ MODULE_CLASSES = {
 }
 # Of `posenc_jax.kernels`.
 JAX_FUNCTIONS = {"ring_attention"}
+# What only JAX exports, with the reason.
+ONLY_JAX = {"ring_attention": "torch has context parallelism of its own"}
 # (function, parameter): reason that it exists on one side only.
 ONE_SIDED_PARAMETERS = {
     ("init_position_table", "key"): "JAX draws from a key, passed first",

@@ -25,6 +25,7 @@ __all__ = [
     "Tokens",
     "attend",
     "average",
+    "finite",
     "logits",
     "may_attend",
     "products",
@@ -49,6 +50,9 @@ class Tokens(NamedTuple):
 
     positions: Any = None
     segment_ids: Any = None
+    are_there: Any = (
+        None  # False for keys that no query may attend to; None for all are.
+    )
 
 
 class Terms(NamedTuple):
@@ -133,8 +137,7 @@ def logits(
         logits = logits + terms.bias.astype(dtype)
     if terms.slopes is not None:
         distance = signed_distance(query.positions, key.positions, rules.alibi_kind)
-        alibi = terms.slopes * distance.astype(terms.slopes.dtype)
-        logits = logits + alibi.astype(dtype)
+        logits = logits + terms.slopes.astype(dtype) * distance.astype(dtype)
     allowed = may_attend(rules, mask, query, key)
     return logits if allowed is None else jnp.where(allowed, logits, -math.inf)
 
@@ -159,16 +162,21 @@ def may_attend(rules: Rules, mask: Any, query: Tokens, key: Tokens) -> Array | N
     if rules.is_causal:
         conditions.append(key.positions <= query.positions)
     if rules.sliding_window is not None:
-        apart = jnp.abs(query.positions - key.positions)
-        conditions.append(apart <= reach(rules.sliding_window))
+        higher = jnp.maximum(query.positions, key.positions)
+        apart = higher - jnp.minimum(query.positions, key.positions)
+        # What is too far apart for an integer wraps to a negative number.
+        far = reach(rules.sliding_window, jnp.iinfo(apart.dtype).max)
+        conditions.append((apart >= 0) & (apart <= far))
+    if key.are_there is not None:
+        conditions.append(key.are_there)
     if query.segment_ids is not None:
         conditions.append(query.segment_ids == key.segment_ids)
     return reduce(jnp.logical_and, conditions) if conditions else None
 
 
-def reach(sliding_window: int) -> int:
-    """How far a window goes; no distance is larger, and a wider window need not fit an integer."""
-    return min(sliding_window - 1, 2**31 - 1)
+def reach(sliding_window: int, largest: int) -> int:
+    """How far a window goes, in an integer that can hold `largest`."""
+    return min(sliding_window - 1, largest)
 
 
 def softmax(logits: Array) -> Array:
@@ -176,10 +184,14 @@ def softmax(logits: Array) -> Array:
     if logits.shape[-1] == 0:
         return logits
     peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-    peak = jnp.where(peak == -math.inf, 0, peak)
-    weights = jnp.exp(logits - peak)
+    weights = jnp.exp(logits - finite(peak))
     total = weights.sum(-1, keepdims=True)
     return weights / jnp.where(total == 0, 1, total)
+
+
+def finite(peak: Array) -> Array:
+    """A row of -inf has no peak; any will do."""
+    return jnp.where(peak == -math.inf, 0, peak)
 
 
 def average(weights: Array, value: Array) -> Array:

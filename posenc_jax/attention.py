@@ -81,18 +81,20 @@ def dot_product_attention(
         sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens (with
             `is_causal`: to the last `sliding_window` keys, its own among them, as in Hugging Face's Mistral).
         logit_softcap: Cap scaled logits to (-c, c) by c tanh(s / c), before any bias (as flash-attention does).
-        implementation: How it is computed; the result is the same.
+        implementation: How it is computed. What one does not take it refuses by name.
             "reference": all scores at once, [*batch, heads, q, k]; any derivative.
-            "blockwise": block by block, in memory that grows with q + k, on any backend. The gradient computes the
-            scores once more; there is no forward-mode or second derivative. Blocks that positions or segments empty
-            are not computed.
-            "pallas_tpu": likewise, as a TPU kernel; no `bias`, and a `mask` of keys only. It runs on one device or
-            inside `jax.shard_map`, and where there is no TPU it is interpreted, slowly.
+            "blockwise": by blocks of 512 x 512 scores of every head, in memory that grows with q + k, on any backend.
+            The gradient computes the scores once more; it has no forward-mode derivative, and the gradient no reverse
+            one. For a block of queries, blocks of keys before the first and after the last that positions and segments
+            leave something of, in any row of the batch, are not computed.
+            "pallas_tpu": likewise, as a TPU kernel, for each row of the batch; no `bias`, and a `mask` of keys only.
+            It runs on one device or inside `jax.shard_map`. Where there is no TPU it is interpreted, slowly (inside
+            `jax.shard_map` with `check_vma=False`).
             "splash": JAX's own TPU kernel; positions must be 0, 1, 2, ..., known when the program is built, and ALiBi
-            is carried in more channels of the heads, where that is exact. Bfloat16 rounds the weights.
+            is carried in more channels of the heads, where that is exact. It rounds queries once they are multiplied
+            by the scale, and weights, to the dtype of `query`.
             "cudnn": NVIDIA's kernel, likewise; bfloat16 or float16, no mask, bias, segments or cap.
-            What an implementation does not take it refuses by name.
-            None: "reference" where the scores are small (one block of 512 x 512, or no more than the keys, as in
+            None: "reference" where the scores are small (512 x 512 of every head, or no more than the keys, as in
             decoding); else on one TPU or inside `jax.shard_map` "pallas_tpu" if it takes the call; else "blockwise".
     Returns:
         [*batch, q, heads, value_dim] in the dtype of `query`. Products, softmax and sums are computed in
@@ -257,11 +259,12 @@ def _positions(
 
 
 def _known(name: str, positions: Any) -> Any:
-    """Those of an int on the host: kernels that go by index must know them when a program is built."""
+    """What came from the host stays there: kernels that go by index must know it when a program is built."""
     array = as_positions(name, positions)
     if isinstance(positions, int):
         return np.arange(positions, dtype=array.dtype)
-    return array
+    on_host = isinstance(positions, np.ndarray)
+    return positions.astype(array.dtype) if on_host else array
 
 
 def _segments(

@@ -24,6 +24,7 @@ __all__ = [
     "Tokens",
     "attend",
     "average",
+    "finite",
     "logits",
     "may_attend",
     "products",
@@ -124,8 +125,7 @@ def logits(
         logits = logits + terms.bias.to(dtype)
     if terms.slopes is not None:
         distance = signed_distance(query.positions, key.positions, rules.alibi_kind)
-        alibi = terms.slopes * distance.to(terms.slopes.dtype)
-        logits = logits + alibi.to(dtype)
+        logits = logits + terms.slopes.to(dtype) * distance.to(dtype)
     allowed = may_attend(rules, mask, query, key)
     return logits if allowed is None else torch.where(allowed, logits, -math.inf)
 
@@ -150,16 +150,19 @@ def may_attend(rules: Rules, mask: Any, query: Tokens, key: Tokens) -> Tensor | 
     if rules.is_causal:
         conditions.append(key.positions <= query.positions)
     if rules.sliding_window is not None:
-        apart = (query.positions - key.positions).abs()
-        conditions.append(apart <= reach(rules.sliding_window))
+        higher = torch.maximum(query.positions, key.positions)
+        apart = higher - torch.minimum(query.positions, key.positions)
+        # What is too far apart for an integer wraps to a negative number.
+        far = reach(rules.sliding_window, torch.iinfo(apart.dtype).max)
+        conditions.append((apart >= 0) & (apart <= far))
     if query.segment_ids is not None:
         conditions.append(query.segment_ids == key.segment_ids)
     return reduce(torch.logical_and, conditions) if conditions else None
 
 
-def reach(sliding_window: int) -> int:
-    """How far a window goes; no distance is larger, and a wider window need not fit an integer."""
-    return min(sliding_window - 1, 2**31 - 1)
+def reach(sliding_window: int, largest: int) -> int:
+    """How far a window goes, in an integer that can hold `largest`."""
+    return min(sliding_window - 1, largest)
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -167,10 +170,14 @@ def softmax(logits: Tensor) -> Tensor:
     if logits.shape[-1] == 0:
         return logits
     peak = logits.detach().amax(-1, keepdim=True)
-    peak = torch.where(peak == -math.inf, 0, peak)
-    weights = torch.exp(logits - peak)
+    weights = torch.exp(logits - finite(peak))
     total = weights.sum(-1, keepdim=True)
     return weights / torch.where(total == 0, 1, total)
+
+
+def finite(peak: Tensor) -> Tensor:
+    """A row of -inf has no peak; any will do."""
+    return torch.where(peak == -math.inf, 0, peak)
 
 
 def average(weights: Tensor, value: Tensor) -> Tensor:

@@ -487,8 +487,13 @@ def attention(
     allowed: np.ndarray,
     softcap: Bounded | float | None = None,
     scale: Bounded | float | None = None,
+    coarse: float = 1.0,
 ) -> tuple[Bounded, Callable[[Bounded], dict[str, Bounded]]]:
-    """softmax(q k^T / sqrt(d) + bias) v over the allowed keys (Vaswani et al., 2017, eq. 1), else zeros."""
+    """softmax(q k^T / sqrt(d) + bias) v over the allowed keys (Vaswani et al., 2017, eq. 1), else zeros.
+
+    With `coarse` above 1, weights and gradients of scores are rounded to that before they are multiplied as matrices,
+    as fused kernels do, and outputs before the backward pass reads them.
+    """
     group = query.value.shape[2] // key.value.shape[2]
     q, k, v = (
         x.move(lambda a: np.swapaxes(a, 1, 2))
@@ -514,11 +519,16 @@ def attention(
     weights = where(allowed, exp(logits - peak), 0.0)
     total = weights.sum(-1, keepdims=True)
     weights = weights / where(total.value == 0, 1.0, total)
+    rounded = weights.cast(coarse)
+    out = rounded @ v
 
     def vjp(g: Bounded) -> dict[str, Bounded]:
         g = g.move(lambda a: np.swapaxes(a, 1, 2))
         d_weights = g @ _transpose(v)
         mean = (weights * d_weights).sum(-1, keepdims=True)
+        if coarse > 1:
+            read = (out.cast(coarse) * g).sum(-1, keepdims=True)
+            mean = Bounded(mean.value, read.units)
         d_logits = weights * (d_weights - mean)
         found = {"logits": d_logits}
         d_scores = d_logits
@@ -526,14 +536,15 @@ def attention(
             slope = exact(1.0) - capped * capped
             d_scores = d_logits * cap * slope / cap
             found["logit_softcap"] = _total(d_logits * (capped - relative * slope))
+        d_products = (d_scores * factor).cast(coarse)
         return found | {
-            "query": _heads_last(d_scores * factor @ k, 1),
-            "key": _heads_last(_transpose(d_scores * factor) @ q, group),
-            "value": _heads_last(_transpose(weights) @ g, group),
+            "query": _heads_last((d_products @ k).cast(coarse), 1),
+            "key": _heads_last(_transpose(d_products) @ q, group),
+            "value": _heads_last(_transpose(rounded) @ g, group),
             "scale": _total(d_scores * products),
         }
 
-    return _heads_last(weights @ v, 1), vjp
+    return _heads_last(out, 1), vjp
 
 
 def linear(

@@ -5,31 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from .._scores import Operands, Rules, Tokens, reach
 
 __all__ = [
+    "add_at",
     "block_of",
     "block_size",
     "first_and_last",
     "padded",
-    "put",
     "take",
     "to_visit",
     "whole",
 ]
 
 
-def block_size(length: int, largest: int) -> int:
-    """Of as few equal blocks as will do, so that little is padded."""
-    return -(-length // -(-length // largest))
+def block_size(length: int, largest: int, multiple_of: int = 1) -> int:
+    """Of as few blocks as will do, and those equal."""
+    equal = -(-length // -(-length // largest))
+    return -(-equal // multiple_of) * multiple_of
 
 
 def padded(operands: Operands, q_block: int, k_block: int) -> Operands:
-    """Whole blocks: more queries, whose results mean nothing, and more keys, which the mask excludes."""
+    """Whole blocks: more queries, whose results mean nothing, and more keys, which are not there."""
     query, key, value, terms, mask, query_tokens, key_tokens = operands
+    k_len = key.shape[-2]
 
     def of_scores(x: Any) -> Any:
         if x is None:
@@ -38,30 +39,25 @@ def padded(operands: Operands, q_block: int, k_block: int) -> Operands:
         # An axis of one is broadcast and stays.
         return whole(x, {axis: n for axis, n in sizes.items() if x.shape[axis] != 1})
 
-    mask, k_len = of_scores(mask), key.shape[-2]
+    def of_tokens(tokens: Tokens, block: int) -> Tokens:
+        # A token more where the last one stands makes no block reach farther.
+        sizes = {-1: block}
+        return Tokens(
+            *(x if x is None else whole(x, sizes, mode="edge") for x in tokens)
+        )
+
+    key_tokens = of_tokens(key_tokens, k_block)
     if k_len % k_block:
-        real = np.arange(k_len + -k_len % k_block) < k_len
-        real = jnp.asarray(real[None, None, None])
-        mask = real if mask is None else mask & real
-    # A token more where the last one stands makes no block reach farther.
+        real = jnp.arange(k_len + -k_len % k_block)[None] < k_len
+        key_tokens = key_tokens._replace(are_there=real)
     return Operands(
         whole(query, {-2: q_block}),
         whole(key, {-2: k_block}),
         whole(value, {-2: k_block}),
         terms._replace(bias=of_scores(terms.bias)),
-        mask,
-        Tokens(
-            *(
-                x if x is None else whole(x, {-1: q_block}, mode="edge")
-                for x in query_tokens
-            )
-        ),
-        Tokens(
-            *(
-                x if x is None else whole(x, {-1: k_block}, mode="edge")
-                for x in key_tokens
-            )
-        ),
+        of_scores(mask),
+        of_tokens(query_tokens, q_block),
+        key_tokens,
     )
 
 
@@ -92,7 +88,7 @@ def take(x: Any, index: Array, size: int, axis: int) -> Any:
     return lax.dynamic_slice_in_dim(x, index * size, size, axis)
 
 
-def put(x: Any, part: Array, indices: dict[int, tuple[Array, int]]) -> Any:
+def add_at(x: Any, part: Array, indices: dict[int, tuple[Array, int]]) -> Any:
     """`part` added to the block of x that `indices` tell: for an axis, the block and its size."""
     start = [jnp.zeros((), jnp.int32)] * x.ndim
     for axis, (index, size) in indices.items():
@@ -117,8 +113,10 @@ def to_visit(
         if rules.is_causal:
             visit &= low_k <= high_q
         if rules.sliding_window is not None:
-            far = reach(rules.sliding_window)
-            visit &= (low_k - high_q <= far) & (low_q - high_k <= far)
+            far = reach(rules.sliding_window, jnp.iinfo(low_q.dtype).max)
+            # A difference that wraps is negative: such a block is visited.
+            visit &= (low_k <= high_q) | (low_k - high_q <= far)
+            visit &= (low_q <= high_k) | (low_q - high_k <= far)
     if query.segment_ids is not None:
         low_q, high_q = (x[..., :, None] for x in _ends(query.segment_ids, q_blocks))
         low_k, high_k = (x[..., None, :] for x in _ends(key.segment_ids, k_blocks))

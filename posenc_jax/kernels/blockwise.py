@@ -21,29 +21,56 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .._scores import Operands, Rules, Terms, average, products, score_dtype, scores
+from .._scores import (
+    Operands,
+    Rules,
+    Terms,
+    average,
+    finite,
+    products,
+    score_dtype,
+    scores,
+)
 from ._blocks import (
+    add_at,
     block_of,
     block_size,
     first_and_last,
     padded,
-    put,
     take,
     to_visit,
     whole,
 )
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "refusal"]
 
 # Tokens of a block: on two cores of a CPU 256 is a tenth slower and 1024 a quarter.
 BLOCK = 512
 
 
+def refusal(rules: Rules, operands: Operands) -> None:  # noqa: ARG001
+    """It takes every call."""
+    return
+
+
 def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
     """Outputs [batch, heads, q, value_dim] and lse [batch, heads, q], in the dtype of the scores."""
+    return _forward(rules, BLOCK, operands)
+
+
+def backward(
+    rules: Rules, operands: Operands, out: Array, lse: Array, d_out: Array
+) -> tuple[Array, Array, Array, Terms]:
+    """Gradients of query, key, value and terms but the scale, in the dtype of the scores."""
+    return _backward(rules, BLOCK, operands, out, lse, d_out)
+
+
+# Compiled once, also for those who do not compile their own program.
+@partial(jax.jit, static_argnums=(0, 1))
+def _forward(rules: Rules, largest: int, operands: Operands) -> tuple[Array, Array]:
     dtype = score_dtype(operands)
     q_len, value_dim = operands.query.shape[-2], operands.value.shape[-1]
-    call, q_block, k_block, first, last = _cut(rules, operands)
+    call, q_block, k_block, first, last = _cut(rules, largest, operands)
     shape = (*call.query.shape[:-2], q_block)
 
     def of_queries(i: Array) -> tuple[Array, Array]:
@@ -52,8 +79,8 @@ def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
             block = _block(call, i, j, q_block, k_block, dtype)
             logits = scores(rules, block, block.query, block.key, block.terms)
             higher = jnp.maximum(peak, logits.max(-1))
-            weights = jnp.exp(logits - _finite(higher)[..., None])
-            decay = jnp.exp(peak - _finite(higher))
+            weights = jnp.exp(logits - finite(higher)[..., None])
+            decay = jnp.exp(peak - finite(higher))
             total = total * decay + weights.sum(-1)
             return higher, total, out * decay[..., None] + average(weights, block.value)
 
@@ -69,17 +96,22 @@ def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
     return _joined(out, -2)[..., :q_len, :], _joined(lse, -1)[..., :q_len]
 
 
-def backward(
-    rules: Rules, operands: Operands, out: Array, lse: Array, d_out: Array
+@partial(jax.jit, static_argnums=(0, 1))
+def _backward(
+    rules: Rules,
+    largest: int,
+    operands: Operands,
+    out: Array,
+    lse: Array,
+    d_out: Array,
 ) -> tuple[Array, Array, Array, Terms]:
-    """Gradients of query, key, value and terms but the scale, in the dtype of the scores."""
     dtype = score_dtype(operands)
     q_len, k_len = operands.query.shape[-2], operands.key.shape[-2]
-    call, q_block, k_block, first, last = _cut(rules, operands)
+    call, q_block, k_block, first, last = _cut(rules, largest, operands)
     d_out = d_out.astype(dtype)
     delta = whole((d_out * out).sum(-1), {-1: q_block})
     # Of a padded row nothing comes back, however large its logits are.
-    lse = whole(_finite(lse), {-1: q_block}, constant_values=math.inf)
+    lse = whole(finite(lse), {-1: q_block}, constant_values=math.inf)
     d_out = whole(d_out, {-2: q_block})
 
     def of_queries(totals: tuple[Array, Array, Terms], i: Array) -> Any:
@@ -103,8 +135,8 @@ def backward(
             d_query, d_key, d_value, d_terms = totals
             return (
                 d_query + d_query_ij,
-                put(d_key, d_key_j, {-2: (j, k_block)}),
-                put(d_value, d_value_j, {-2: (j, k_block)}),
+                add_at(d_key, d_key_j, {-2: (j, k_block)}),
+                add_at(d_value, d_value_j, {-2: (j, k_block)}),
                 _put_terms(d_terms, d_terms_ij, (i, q_block), (j, k_block)),
             )
 
@@ -135,10 +167,12 @@ def backward(
     )
 
 
-def _cut(rules: Rules, operands: Operands) -> tuple[Operands, int, int, Array, Array]:
+def _cut(
+    rules: Rules, largest: int, operands: Operands
+) -> tuple[Operands, int, int, Array, Array]:
     """Whole blocks, their sizes, and for each block of queries the first block of keys and the one after the last."""
-    q_block = block_size(operands.query.shape[-2], BLOCK)
-    k_block = block_size(operands.key.shape[-2], BLOCK)
+    q_block = block_size(operands.query.shape[-2], largest)
+    k_block = block_size(operands.key.shape[-2], largest)
     call = padded(operands, q_block, k_block)
     dtype = score_dtype(operands)
     terms = Terms(
@@ -172,15 +206,10 @@ def _put_terms(
     totals: Terms, parts: Terms, rows: tuple[Array, int], columns: tuple[Array, int]
 ) -> Terms:
     """The bias is cut into blocks, the others are summed over them."""
-    whole = jax.tree.map(jnp.add, totals._replace(bias=None), parts._replace(bias=None))
+    sums = jax.tree.map(jnp.add, totals._replace(bias=None), parts._replace(bias=None))
     if totals.bias is None:
-        return whole
-    return whole._replace(bias=put(totals.bias, parts.bias, {-2: rows, -1: columns}))
-
-
-def _finite(peak: Array) -> Array:
-    """A row of -inf has no peak; any will do."""
-    return jnp.where(peak == -math.inf, 0, peak)
+        return sums
+    return sums._replace(bias=add_at(totals.bias, parts.bias, {-2: rows, -1: columns}))
 
 
 def _joined(blocks: Array, axis: int) -> Array:

@@ -24,12 +24,10 @@ CHANNELS = 8
 
 def refusal(rules: Rules, operands: Operands) -> str | None:
     """What this kernel does not take, or None."""
-    query, key, _, terms, mask, query_tokens, _ = operands
+    query, _, _, terms, mask, query_tokens, _ = operands
     capability = _compute_capability()
     if capability is None:
         return f"the backend {jax.default_backend()} (and no NVIDIA GPU)"
-    if not all(isinstance(size, int) for size in query.shape + key.shape):
-        return "sizes that are not known when the program is built"
     if query.dtype not in (jnp.bfloat16, jnp.float16):
         return f"{query.dtype}"
     if terms.bias is not None:

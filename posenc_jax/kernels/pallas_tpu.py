@@ -1,8 +1,7 @@
 """A TPU kernel for attention whose causality, windows, segments and ALiBi go by positions, forward and backward.
 
 The algorithm is that of `blockwise`, with bias and mask made of positions inside the kernel. Scores stand as [keys,
-queries] there, so that what belongs to a query (peak, total, lse) is a row. Blocks that a rule empties are neither
-computed nor fetched: the first and the last to visit are known before the kernel starts.
+queries] XX
 
 Products of two bfloat16 arrays are exact in float32. Weights and gradients of scores are float32; against bfloat16 they
 go through the matrix unit as two bfloat16 halves, an error of 2 ** -17. Float32 is multiplied at the highest precision.
@@ -13,17 +12,19 @@ Source: as for `blockwise`; the two passes of the backward kernel: Dao, 2023, ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .._scores import Operands, Rules, Terms, Tokens, logits, score_dtype
+from .._scores import Operands, Rules, Terms, Tokens, finite, logits, score_dtype
 from ._blocks import block_size, first_and_last, padded, to_visit, whole
 
 __all__ = ["backward", "forward", "refusal"]
@@ -33,6 +34,9 @@ BLOCK = 512
 LANES = 128
 # What the number of channels must be a multiple of.
 CHANNELS = 8
+
+# Where they are among the numbers of a call.
+SCALE, SOFTCAP, SLOPES = range(3)
 
 # How the kernels run where there is no TPU: slowly, for tests; `pltpu.InterpretParams()` also simulates its memory.
 INTERPRET: Any = True
@@ -47,12 +51,37 @@ def refusal(rules: Rules, operands: Operands) -> str | None:  # noqa: ARG001
     mask = operands.mask
     if mask is not None and any(size != 1 for size in mask.shape[-3:-1]):
         return "a `mask` that differs between heads or queries"
+    for tokens in operands[-2:]:
+        if not _fits_32_bits(tokens.segment_ids):
+            return "segment ids beyond int32"
     return None
+
+
+def _fits_32_bits(x: Any) -> bool:
+    """As far as can be seen: of traced numbers only the dtype."""
+    if x is None or x.dtype.itemsize <= 4 or isinstance(x, Tracer):
+        return True
+    return bool((x == x.astype(jnp.int32)).all())
 
 
 def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
     """Outputs [batch, heads, q, value_dim] and lse [batch, heads, q], in the dtype of the scores."""
-    call = _cut(rules, operands)
+    return _forward(rules, BLOCK, INTERPRET, operands)
+
+
+def backward(
+    rules: Rules, operands: Operands, out: Array, lse: Array, d_out: Array
+) -> tuple[Array, Array, Array, Terms]:
+    """Gradients of query, key, value and terms but the scale, in the dtype of the scores."""
+    return _backward(rules, BLOCK, INTERPRET, operands, out, lse, d_out)
+
+
+# Compiled once, also for those who do not compile their own program.
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _forward(
+    rules: Rules, largest: int, interpret: Any, operands: Operands
+) -> tuple[Array, Array]:
+    call = _cut(rules, largest, operands)
 
     def kernel(step: Step, inputs: Any, outputs: Any, scratch: Any) -> None:
         (out, lse), (peak, total, acc) = outputs, scratch
@@ -69,8 +98,8 @@ def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
             logits_of, learnt = _logits(call, step, query, key, *rows)
             logits = logits_of(*learnt)
             higher = jnp.maximum(peak[...], logits.max(0, keepdims=True))
-            weights = jnp.exp(logits - _finite(higher))
-            decay = jnp.exp(peak[...] - _finite(higher))
+            weights = jnp.exp(logits - finite(higher))
+            decay = jnp.exp(peak[...] - finite(higher))
             peak[...] = higher
             total[...] = total[...] * decay + weights.sum(0, keepdims=True)
             acc[...] = acc[...] * decay + _dot(value, weights, 0, 0)
@@ -87,6 +116,7 @@ def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
     out, lse = _run(
         call,
         kernel,
+        interpret,
         outputs=[
             ("query", (batch, heads, q_len, channels)),
             ("row", (batch, heads, 1, q_len)),
@@ -97,15 +127,21 @@ def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
     return out[..., :q_len, :value_dim], lse[..., 0, :q_len]
 
 
-def backward(
-    rules: Rules, operands: Operands, out: Array, lse: Array, d_out: Array
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _backward(
+    rules: Rules,
+    largest: int,
+    interpret: Any,
+    operands: Operands,
+    out: Array,
+    lse: Array,
+    d_out: Array,
 ) -> tuple[Array, Array, Array, Terms]:
-    """Gradients of query, key, value and terms but the scale, in the dtype of the scores."""
-    call = _cut(rules, operands)
+    call = _cut(rules, largest, operands)
     delta = (d_out.astype(call.dtype) * out).sum(-1)
     d_out = _channels(whole(d_out, {-2: call.q_block})).astype(call.query.dtype)
     # Of a padded row nothing comes back, however large its logits are.
-    lse = whole(_finite(lse), {-1: call.q_block}, constant_values=math.inf)
+    lse = whole(finite(lse), {-1: call.q_block}, constant_values=math.inf)
     stats = jnp.stack([lse, whole(delta, {-1: call.q_block})], -2)
 
     def at_logits(step: Step, inputs: Any) -> Any:
@@ -123,7 +159,8 @@ def backward(
         @pl.when(step.is_visited)
         def _() -> None:
             _, (d_products, *d_learnt) = at_logits(step, inputs)
-            d_query[...] += _dot(d_products, inputs[1][...], 0, 0)
+            _, key, *_ = inputs
+            d_query[...] += _dot(d_products, key[...], 0, 0)
             for row, part in enumerate(d_learnt):
                 if part is not None:
                     d_terms[row : row + 1] += part
@@ -135,20 +172,23 @@ def backward(
         @pl.when(step.is_visited)
         def _() -> None:
             weights, (d_products, *_) = at_logits(step, inputs)
-            d_key[...] += _dot(d_products, inputs[0][...], 1, 0)
-            d_value[...] += _dot(weights, inputs[5][...], 1, 0)
+            query, *_, d_out, _ = inputs
+            d_key[...] += _dot(d_products, query[...], 1, 0)
+            d_value[...] += _dot(weights, d_out[...], 1, 0)
 
-    more = {"query": d_out, "row": stats}
+    more = [("query", d_out), ("row", stats)]
     batch, heads, q_len, _ = call.query.shape
     d_query, d_terms = _run(
         call,
         of_queries,
+        interpret,
         more,
         outputs=[("query", call.query.shape), ("row", (batch, heads, 2, q_len))],
     )
     d_key, d_value = _run(
         call,
         of_keys,
+        interpret,
         more,
         outputs=[("key", call.key.shape), ("key", call.value.shape)],
         by_key=True,
@@ -174,16 +214,17 @@ class Call(NamedTuple):
     """A call in whole blocks.
 
     Args:
-        operands: As they came.
+        terms, query_tokens, key_tokens: Which there are.
         query, key, value: [batch, heads or kv_heads, tokens, channels].
-        query_rows, key_rows: int32 [batch or 1, kinds, tokens]: positions, segments and whether the mask allows the
-            key, as far as there are any.
-        numbers: [2 + heads]: scale, softcap and slopes; 0 where there are none.
+        query_rows, key_rows: int32 [batch or 1, kinds, tokens]: what there is of the tokens.
+        numbers: [2 + heads], at SCALE, at SOFTCAP and from SLOPES on; 0 where there are none.
         visit: bool [batch or 1, blocks of queries, blocks of keys].
     """
 
     rules: Rules
-    operands: Operands
+    terms: Terms
+    query_tokens: Tokens
+    key_tokens: Tokens
     q_block: int
     k_block: int
     query: Array
@@ -209,39 +250,59 @@ class Step(NamedTuple):
     is_visited: Any
 
 
-def _cut(rules: Rules, operands: Operands) -> Call:
+def _cut(rules: Rules, largest: int, operands: Operands) -> Call:
     dtype = score_dtype(operands)
-    q_block, k_block = (
-        -(-block_size(x.shape[-2], BLOCK) // LANES) * LANES for x in operands[:2]
-    )
-    whole = padded(operands, q_block, k_block)
+    lengths = operands.query.shape[-2], operands.key.shape[-2]
+    q_block, k_block = (block_size(n, largest, LANES) for n in lengths)
+    blocks = padded(operands._replace(mask=None), q_block, k_block)
     # There is no float16 on a TPU, and bfloat16 is multiplied as it is.
     halves = dtype == jnp.float32 and operands.query.dtype == jnp.bfloat16
     query, key, value = (
-        _channels(x).astype(jnp.bfloat16 if halves else dtype) for x in whole[:3]
+        _channels(x).astype(jnp.bfloat16 if halves else dtype) for x in blocks[:3]
     )
     scale, softcap, slopes, _ = operands.terms
-    heads = query.shape[1]
     numbers = (
         jnp.asarray(scale, dtype)[None],
         jnp.asarray(0 if softcap is None else softcap, dtype)[None],
-        jnp.zeros(heads, dtype) if slopes is None else slopes.astype(dtype),
+        jnp.zeros(query.shape[1], dtype) if slopes is None else slopes.astype(dtype),
     )
-    mask = None if whole.mask is None else whole.mask[:, 0, 0]
+    query_tokens, key_tokens = blocks.query_tokens, blocks.key_tokens
+    if operands.mask is not None:
+        mask = operands.mask[:, 0, 0]
+        mask = jnp.broadcast_to(mask, (*mask.shape[:-1], lengths[1]))
+        key_tokens = key_tokens._replace(are_there=whole(mask, {-1: k_block}))
     counts = query.shape[-2] // q_block, key.shape[-2] // k_block
+    visit = to_visit(rules, query_tokens, key_tokens, *counts)
+    query_tokens, key_tokens = _in_32_bits(query_tokens, key_tokens)
     return Call(
         rules,
-        operands,
+        operands.terms,
+        query_tokens,
+        key_tokens,
         q_block,
         k_block,
         query,
         key,
         value,
-        _packed(whole.query_tokens, None, query.shape[-2]),
-        _packed(whole.key_tokens, mask, key.shape[-2]),
+        _packed(query_tokens, query.shape[-2]),
+        _packed(key_tokens, key.shape[-2]),
         jnp.concatenate(numbers),
-        to_visit(rules, whole.query_tokens, whole.key_tokens, *counts),
+        visit,
     )
+
+
+def _in_32_bits(*sides: Tokens) -> list[Tokens]:
+    """Positions of 64 bits from the lowest, of which only differences matter."""
+    lowest = 0
+    if sides[0].positions is not None and sides[0].positions.dtype.itemsize > 4:
+        lowest = jnp.minimum(*(tokens.positions.min() for tokens in sides))
+
+    def of(tokens: Tokens) -> Tokens:
+        if tokens.positions is not None:
+            tokens = tokens._replace(positions=tokens.positions - lowest)
+        return Tokens(*(x if x is None else x.astype(jnp.int32) for x in tokens))
+
+    return [of(tokens) for tokens in sides]
 
 
 def _logits(
@@ -253,55 +314,48 @@ def _logits(
     key_rows: Array,
 ) -> tuple[Callable[..., Array], tuple[Array, Any, Any]]:
     """Logits [keys, queries] as a function of the products and, a number for each query, softcap and slope."""
-    operands = call.operands
-    of_queries, _ = _unpacked(query_rows, operands.query_tokens, False, 0)
-    padded = call.key.shape[-2] != operands.key.shape[-2]
-    masked = operands.mask is not None or padded
-    of_keys, mask = _unpacked(key_rows.T, operands.key_tokens, masked, 1)
-    terms = operands.terms
+    of_queries = _unpacked(query_rows, call.query_tokens, 0)
+    of_keys = _unpacked(key_rows.T, call.key_tokens, 1)
+    if of_keys.are_there is not None:
+        of_keys = of_keys._replace(are_there=of_keys.are_there != 0)
 
     def number(at: Any) -> Array:
         return jnp.full((1, call.q_block), step.numbers[at], call.dtype)
 
     def logits_of(products: Array, softcap: Any, slope: Any) -> Array:
-        numbers = Terms(step.numbers[0], softcap, slope)
-        return logits(call.rules, products, numbers, mask, of_queries, of_keys)
+        terms = Terms(step.numbers[SCALE], softcap, slope)
+        return logits(call.rules, products, terms, None, of_queries, of_keys)
 
     return logits_of, (
         _dot(key, query, 1, 1),
-        None if terms.softcap is None else number(1),
-        None if terms.slopes is None else number(2 + step.head),
+        None if call.terms.softcap is None else number(SOFTCAP),
+        None if call.terms.slopes is None else number(SLOPES + step.head),
     )
 
 
-def _packed(tokens: Tokens, mask: Any, length: int) -> Array:
-    given = [x.astype(jnp.int32) for x in (*tokens, mask) if x is not None]
-    return jnp.stack(
-        jnp.broadcast_arrays(*given or [jnp.zeros((1, length), jnp.int32)]), -2
+def _packed(tokens: Tokens, length: int) -> Array:
+    given = [x for x in tokens if x is not None]
+    nothing = [jnp.zeros((1, length), jnp.int32)]
+    return jnp.stack(jnp.broadcast_arrays(*given or nothing), -2)
+
+
+def _unpacked(packed: Array, tokens: Tokens, axis: int) -> Tokens:
+    kinds = [kind for kind, x in tokens._asdict().items() if x is not None]
+    return Tokens(
+        **{
+            kind: lax.slice_in_dim(packed, n, n + 1, axis=axis)
+            for n, kind in enumerate(kinds)
+        }
     )
-
-
-def _unpacked(packed: Array, tokens: Tokens, masked: bool, axis: int) -> Any:
-    count = 0
-
-    def next_one(wanted: bool) -> Any:
-        nonlocal count
-        if not wanted:
-            return None
-        count += 1
-        return lax.slice_in_dim(packed, count - 1, count, axis=axis)
-
-    found = Tokens(*(next_one(x is not None) for x in tokens))
-    mask = next_one(masked)
-    return found, None if mask is None else mask != 0
 
 
 def _run(
     call: Call,
     kernel: Callable[..., None],
-    more: dict[str, Array] | None = None,
+    interpret: Any,
+    more: Sequence[tuple[str, Array]] = (),
     *,
-    outputs: list[tuple[str, tuple[int, ...]]],
+    outputs: Sequence[tuple[str, tuple[int, ...]]],
     scratch: tuple[tuple[int, int], ...] = (),
     by_key: bool = False,
 ) -> list[Array]:
@@ -344,13 +398,14 @@ def _run(
             b: Any, head: Any, block: Any, t: Any, first: Any, last: Any, _: Any
         ) -> Any:
             h, i, j = place(b, head, block, t, first, last)
-            b = b if shape[0] > 1 else 0
+            zero = np.int32(0)
+            b = b if shape[0] > 1 else zero
             return {
-                "query": (b, h, i, 0),
-                "key": (b, lax.div(h, group), j, 0),
-                "row": (b, h, 0, i),
-                "query_rows": (b, 0, i),
-                "key_rows": (b, 0, j),
+                "query": (b, h, i, zero),
+                "key": (b, lax.div(h, group), j, zero),
+                "row": (b, h, zero, i),
+                "query_rows": (b, zero, i),
+                "key_rows": (b, zero, j),
             }[kind]
 
         return pl.BlockSpec(size, index)
@@ -374,7 +429,7 @@ def _run(
         ("key", call.value),
         ("query_rows", call.query_rows),
         ("key_rows", call.key_rows),
-        *(more or {}).items(),
+        *more,
     ]
 
     def run(interpret: Any) -> Callable[..., list[Array]]:
@@ -395,7 +450,7 @@ def _run(
         )
 
     arrays = (first, last, call.numbers, *(x for _, x in inputs))
-    return lax.platform_dependent(*arrays, tpu=run(False), default=run(INTERPRET))
+    return lax.platform_dependent(*arrays, tpu=run(False), default=run(interpret))
 
 
 def _result(shape: tuple[int, ...], call: Call) -> Any:
@@ -437,8 +492,3 @@ def _split(x: Array) -> tuple[Array, Array]:
 
 def _channels(x: Array) -> Array:
     return whole(x, {-1: CHANNELS})
-
-
-def _finite(peak: Array) -> Array:
-    """A row of -inf has no peak; any will do."""
-    return jnp.where(peak == -math.inf, 0, peak)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,10 @@ import numpy as np
 from jax import Array, lax
 
 from .._checks import check_choice, describe, is_array
-from .._scores import Operands, Rules, Terms, score_dtype
+from .._scores import Operands, Rules, Terms, finite, score_dtype
 from ..alibi import Kind
 from ..attention import _checked
-from . import KERNELS, Kernel, best_kernel, kernel_for, recomputed, run
+from . import KERNELS, best_kernel, recomputed, run, taking
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -102,13 +102,19 @@ def ring_attention(
         logit_softcap=logit_softcap,
     )
     chosen = best_kernel(rules, operands) if implementation is None else implementation
-    kernel = kernel_for(chosen, rules, operands)
-    ring = Kernel(
+    kernel = taking(chosen, rules, operands)
+    ring = Ring(
         partial(_forward, kernel.forward, axis_name),
         partial(_backward, kernel.backward, axis_name),
     )
-    computed = partial(recomputed, ring)
-    return run(computed, rules, operands).swapaxes(-2, -3)
+    return run(partial(recomputed, ring, rules), operands).swapaxes(-2, -3)
+
+
+class Ring(NamedTuple):
+    """A kernel whose keys are those of every device."""
+
+    forward: Callable[..., tuple[Array, Array]]
+    backward: Callable[..., tuple[Array, Array, Array, Terms]]
 
 
 def _forward(
@@ -182,8 +188,9 @@ def _merge(
 ) -> tuple[Array, Array]:
     """Outputs and lse of two sets of keys together."""
     lse = jnp.logaddexp(some[1], others[1])
-    finite = jnp.where(lse == -jnp.inf, 0, lse)
-    a, b = (out * jnp.exp(part - finite)[..., None] for out, part in (some, others))
+    a, b = (
+        out * jnp.exp(part - finite(lse))[..., None] for out, part in (some, others)
+    )
     return a + b, lse
 
 

@@ -19,9 +19,9 @@ from jax import Array
 from jax.core import Tracer
 
 from .._scores import Operands, Rules, reach
-from . import varies_over
 from ._blocks import block_size, whole
 from ._folded import alibi_refusal, fold, positions_refusal
+from ._sharding import varies_over
 
 __all__ = ["attend", "refusal"]
 
@@ -42,8 +42,6 @@ def refusal(rules: Rules, operands: Operands) -> str | None:
         return f"jax before 0.8 (here {jax.__version__})"
     if jax.default_backend() not in ("tpu", "cpu"):
         return f"the backend {jax.default_backend()}"
-    if not all(isinstance(size, int) for size in query.shape + key.shape):
-        return "sizes that are not known when the program is built"
     if varies_over(query):
         return "a `jax.shard_map` with `check_vma`"
     if query.dtype not in (jnp.bfloat16, jnp.float32):
@@ -74,13 +72,17 @@ def attend(rules: Rules, operands: Operands) -> Array:
     """[batch, heads, q, value_dim]; operands have one batch axis."""
     query, key, value, terms, *_ = operands
     dtype, (q_len, k_len) = query.dtype, (query.shape[-2], key.shape[-2])
-    scaled = (query.astype(jnp.float32) * terms.scale).astype(dtype)
+    scaled = (query.astype(jnp.float32) * jnp.asarray(terms.scale, jnp.float32)).astype(
+        dtype
+    )
     query, key = fold(rules, operands._replace(query=scaled), 1.0)
     q_block, k_block = _block(q_len), _block(k_len)
     query_ids, key_ids = _segments(rules, operands, q_block, k_block)
     call = Call(
         rules.is_causal,
-        None if rules.sliding_window is None else reach(rules.sliding_window),
+        None
+        if rules.sliding_window is None
+        else reach(rules.sliding_window, 2**31 - 1),
         None if terms.softcap is None else float(terms.softcap),
         q_block,
         k_block,
@@ -185,7 +187,7 @@ def _segments(
 
 
 def _block(tokens: int) -> int:
-    return -(-block_size(tokens, BLOCK) // LANES) * LANES
+    return block_size(tokens, BLOCK, LANES)
 
 
 def _precision(dtype: Any) -> Any:

@@ -1,0 +1,495 @@
+"""Every implementation of attention: what the table says, and what a call cut into blocks must not change."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+import posenc_jax
+import posenc_torch
+from posenc_jax.kernels import IMPLEMENTATIONS
+
+from .implementations import FEATURES, REFUSED, cut_into, outcome
+from .instrument import run
+from .schemes import IMPLEMENTED, pairs
+
+# What computes by blocks itself, and all that computes by this package's own code.
+BY_BLOCKS = tuple(name for name in IMPLEMENTED if name in IMPLEMENTATIONS)
+OWN = ("reference", *BY_BLOCKS)
+PAIRS = {
+    name: pair
+    for name, pair in pairs(posenc_jax, posenc_torch).items()
+    if name.partition(".")[0] in BY_BLOCKS
+}
+
+by_blocks = pytest.mark.parametrize("implementation", BY_BLOCKS)
+own = pytest.mark.parametrize("implementation", OWN)
+
+# Tokens of a block here; a TPU's are of 128 at least.
+BLOCK = {"reference": 4, "blockwise": 4, "pallas_tpu": 128}
+
+# Sums of a few hundred terms of order 1 in float64, each rounded to 1.1e-16 of its size.
+ROUNDING = 1e-13
+# The same in float32, of a dozen terms: a few of its 6e-8 each.
+FLOAT32 = 2e-6
+
+HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 8, 5
+SLOPES = np.array([0.5, 0.25, 0.125, 0.0625])
+
+
+@pytest.fixture(autouse=True)
+def small_blocks_in_float64():
+    with cut_into(4), jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def drawn(q_len, k_len, batch=(2,)):
+    rng = np.random.default_rng(8)
+    return {
+        "query": rng.normal(size=(*batch, q_len, HEADS, HEAD_DIM)),
+        "key": rng.normal(size=(*batch, k_len, KV_HEADS, HEAD_DIM)),
+        "value": rng.normal(size=(*batch, k_len, KV_HEADS, VALUE_DIM)),
+    }
+
+
+def attend(implementation, learnt, options):
+    return posenc_jax.dot_product_attention(
+        **learnt, **options, implementation=implementation
+    )
+
+
+def results(implementation, learnt, options, cotangent=None):
+    """Outputs, and the gradients of everything in `learnt` for a cotangent that depends on the shape alone."""
+    if cotangent is None:
+        shape = (*learnt["query"].shape[:-1], learnt["value"].shape[-1])
+        cotangent = np.random.default_rng(9).normal(size=shape)
+
+    @jax.jit
+    def run(learnt, cotangent):
+        out, vjp = jax.vjp(lambda x: attend(implementation, x, options), learnt)
+        return {"out": out, **vjp(cotangent)[0]}
+
+    return run(learnt, cotangent)
+
+
+def assert_close(found, expected, atol=ROUNDING):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+def parts(call, queries=slice(None), keys=slice(None), rows=slice(None)):
+    """Some of the queries, of the keys, and of the rows of a batch."""
+    return {
+        name: x[rows, queries] if name in ("query", "out") else x[rows, keys]
+        for name, x in call.items()
+    }
+
+
+# The table ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("feature", FEATURES, ids=str)
+def test_feature(feature, implementation):
+    """Right in values and all gradients, or refused by name: the error says what can."""
+    found = outcome(feature, implementation)
+    if feature.name not in REFUSED.get(implementation, ()):
+        assert found == "yes"
+        return
+    assert found.startswith("`implementation` must be one that takes ")
+    assert found.endswith(f'such as "blockwise", got "{implementation}".')
+
+
+def test_what_is_refused_is_a_feature():
+    names = [feature.name for feature in FEATURES]
+    assert len(set(names)) == len(names)
+    assert all(refused < set(names) for refused in REFUSED.values())
+    assert REFUSED.keys() < set(IMPLEMENTATIONS)
+    assert not {"reference", "blockwise"} & REFUSED.keys()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("profile", ["packed", "left_pad"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_parity(name, profile, dtype):
+    """Blocks of 4, the last one padded, by the instrument; in float32 it is every feature."""
+    run(PAIRS[name], dtype=dtype, profile=profile, seed=0, jit=True).check()
+
+
+# Other people's attention ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@by_blocks
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_are_those_of_torch(implementation, dtype):
+    """Of scaled_dot_product_attention with the bias as a mask, and of flex_attention with it as a score_mod."""
+    learnt = {name: x.astype(dtype) for name, x in drawn(13, 13).items()}
+    slopes = SLOPES.astype(dtype)
+    options = {"alibi_slopes": slopes, "is_causal": True}
+    ours = jax.jit(lambda x: attend(implementation, x, options))(learnt)
+    q, k, v = (torch.from_numpy(x).transpose(1, 2) for x in learnt.values())
+    tensor = torch.from_numpy(slopes)
+
+    def score_mod(score, batch, head, i, j):
+        return torch.where(j <= i, score - tensor[head] * (i - j), -torch.inf)
+
+    at = torch.arange(13)
+    heads = torch.arange(HEADS)[:, None, None]
+    bias = score_mod(torch.zeros(()), 0, heads, at[:, None], at)
+    sdpa = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias.to(q.dtype), enable_gqa=True
+    )
+    flex = flex_attention(q, k, v, score_mod=score_mod, enable_gqa=True)
+    atol = ROUNDING if dtype == "float64" else FLOAT32
+    for theirs in (sdpa, flex):
+        np.testing.assert_allclose(
+            ours, theirs.transpose(1, 2), rtol=0, atol=atol, strict=True
+        )
+
+
+# Nothing to attend -------------------------------------------------------------------------------------------------
+
+
+@own
+def test_rows_with_nothing_to_attend_do_nothing(implementation):
+    """Query 2 stands before all keys, query 5 has no document, and all keys of the second row are padding."""
+    learnt, at, ids = drawn(13, 13), np.arange(1, 14), np.zeros(13, np.int32)
+    dead, live = [2, 5], np.delete(np.arange(13), [2, 5])
+    options = {
+        "is_causal": True,
+        "query_positions": np.where(np.arange(13) == 2, 0, at),
+        "key_positions": at,
+        "query_segment_ids": np.where(np.arange(13) == 5, 9, ids),
+        "key_segment_ids": ids,
+        "mask": np.stack([ids == 0, ids != 0])[:, None, None],
+    }
+    cotangent = np.random.default_rng(9).normal(size=(2, 13, HEADS, VALUE_DIM))
+    found = results(implementation, learnt, options, cotangent)
+    assert not any(found[name][:, dead].any() for name in ("out", "query"))
+    assert not any(x[1].any() for x in found.values())
+    alone = results(
+        "reference",
+        parts(learnt, queries=live, rows=slice(1)),
+        {"is_causal": True, "query_positions": at[live], "key_positions": at},
+        cotangent[:1, live],
+    )
+    assert_close(parts(found, queries=live, rows=slice(1)), alone)
+
+
+@by_blocks
+def test_call_with_nothing_to_attend_visits_no_block(implementation):
+    """Not even NaN in all keys and values reaches anybody."""
+    learnt = {**drawn(5, 13), "alibi_slopes": SLOPES, "scale": np.array(0.3)}
+    for name in ("key", "value"):
+        learnt[name] = np.full_like(learnt[name], np.nan)
+    options = {
+        "is_causal": True,
+        "query_positions": np.arange(5),
+        "key_positions": np.arange(5, 18),
+    }
+    found = results(implementation, learnt, options)
+    assert not any(x.any() for x in found.values())
+
+
+@by_blocks
+@pytest.mark.parametrize(
+    "shape", [(0, 5, 5), (2, 0, 5), (2, 5, 0)], ids=["batch", "queries", "keys"]
+)
+def test_nothing_gives_nothing(implementation, shape):
+    batch, q_len, k_len = shape
+    found = results(implementation, drawn(q_len, k_len, (batch,)), {})
+    assert found["out"].shape == (batch, q_len, HEADS, VALUE_DIM)
+    assert not any(x.any() for x in found.values())
+
+
+# Blocks ------------------------------------------------------------------------------------------------------------
+
+
+@by_blocks
+@pytest.mark.parametrize("lengths", [(-1, 1), (1, -1)], ids=str)
+def test_lengths_around_a_block(implementation, lengths):
+    q_len, k_len = (BLOCK[implementation] + n for n in lengths)
+    learnt = {**drawn(q_len, k_len), "alibi_slopes": SLOPES}
+    options = {
+        "is_causal": True,
+        "alibi_kind": "signed",
+        "query_positions": np.arange(q_len) + 2,
+        "key_positions": np.arange(k_len),
+    }
+    found = results(implementation, learnt, options)
+    assert_close(found, results("reference", learnt, options))
+
+
+@by_blocks
+def test_one_query_against_many_keys(implementation):
+    learnt = {**drawn(1, 700), "alibi_slopes": SLOPES}
+    options = {
+        "is_causal": True,
+        "query_positions": np.array([650]),
+        "key_positions": np.arange(700),
+    }
+    found = results(implementation, learnt, options)
+    assert_close(found, results("reference", learnt, options))
+
+
+@by_blocks
+@pytest.mark.parametrize("rule", ["causal", "window", "segments"])
+def test_blocks_that_a_rule_empties_are_not_computed(implementation, rule):
+    """NaN in keys that queries of the middle block may not attend to reaches nobody, though 0 * NaN is NaN."""
+    block = BLOCK[implementation]
+    at = np.arange(3 * block)
+    middle = slice(block, 2 * block)
+    seen = slice(2 * block) if rule == "causal" else middle
+    by_position = {"query_positions": at[middle], "key_positions": at}
+    options = {
+        "causal": {"is_causal": True, **by_position},
+        "window": {"sliding_window": 1, **by_position},
+        "segments": {
+            "query_segment_ids": at[middle] // block,
+            "key_segment_ids": at // block,
+        },
+    }[rule]
+    learnt = drawn(block, 3 * block)
+    expected = results(
+        "reference",
+        parts(learnt, keys=seen),
+        {k: x[seen] if k[:3] == "key" else x for k, x in options.items()},
+    )
+    unseen = np.delete(at, seen)
+    for name in ("key", "value"):
+        learnt = {**learnt, name: learnt[name].copy()}
+        learnt[name][:, unseen] = np.nan
+    found = results(implementation, learnt, options)
+    assert_close(parts(found, keys=seen), expected)
+    assert not any(found[name][:, unseen].any() for name in ("key", "value"))
+
+
+def program(implementation, q_len, k_len):
+    """The program of a gradient, as text; an array of all scores shows as "[...,q,k]"."""
+    learnt = drawn(q_len, k_len)
+
+    def total(learnt):
+        return attend(implementation, learnt, {}).sum()
+
+    return str(jax.make_jaxpr(jax.grad(total))(learnt))
+
+
+@by_blocks
+def test_scores_are_never_held_at_once(implementation):
+    assert "13,17]" in program("reference", 13, 17)
+    assert "13,17]" not in program(implementation, 13, 17)
+
+
+def test_none_holds_the_scores_only_where_they_are_few():
+    """No more than a block's, or than there are numbers in the keys."""
+    assert "3,4]" in program(None, 3, 4)
+    assert "1,17]" in program(None, 1, 17)
+    assert "13,17]" not in program(None, 13, 17)
+
+
+# JAX's transformations ---------------------------------------------------------------------------------------------
+
+
+OPTIONS = {"alibi_slopes": SLOPES, "is_causal": True}
+
+
+def total(implementation, query, rest):
+    out = attend(implementation, {"query": query, **rest}, OPTIONS)
+    return jnp.sin(out).sum()
+
+
+def query_and_rest():
+    learnt = dict(drawn(9, 9))
+    return learnt.pop("query"), learnt
+
+
+@by_blocks
+def test_transformations_compose(implementation):
+    """A jitted call, remade in the backward pass, differentiated, one row of the batch at a time."""
+
+    def gradient(implementation, transform=lambda call: call):
+        return jax.grad(transform(functools.partial(total, implementation)))
+
+    def transformed(query, rest):
+        remade = gradient(implementation, lambda call: jax.checkpoint(jax.jit(call)))
+        return jax.vmap(remade)(query, rest)
+
+    given = query_and_rest()
+    found = jax.jit(transformed)(*given)
+    expected = jax.jit(gradient("reference"))(*given)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
+
+
+def test_second_derivatives():
+    """Forward over reverse, as in `jax.hessian`, by blocks and not; of the reference reverse over reverse, too."""
+    query, rest = query_and_rest()
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def forward_over_reverse(implementation, query):
+        gradient = jax.grad(functools.partial(total, implementation))
+        return jax.jvp(lambda q: gradient(q, rest), (query,), (query,))[1]
+
+    @jax.jit
+    def reverse_over_reverse(query):
+        gradient = jax.grad(functools.partial(total, "reference"))
+        return jax.grad(lambda q: (gradient(q, rest) * query).sum())(query)
+
+    expected = reverse_over_reverse(query)
+    for implementation in ("reference", "blockwise"):
+        found = forward_over_reverse(implementation, query)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
+
+
+@by_blocks
+def test_other_derivatives_are_an_error(implementation):
+    """JAX's own: of the values forward, and twice backward."""
+    query, rest = query_and_rest()
+    call = functools.partial(total, implementation)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda q: call(q, rest), (query,), (query,))
+    with pytest.raises((ValueError, NotImplementedError)):
+        jax.grad(lambda q: jax.grad(call)(q, rest).sum())(query)
+
+
+@by_blocks
+def test_traced_positions_compile_once(implementation):
+    traces = 0
+    learnt = drawn(3, 13)
+
+    def at(offset, implementation):
+        options = {"query_positions": jnp.arange(3) + offset, "key_positions": 13}
+        return attend(implementation, learnt, {**OPTIONS, **options})
+
+    @jax.jit
+    def counted(offset):
+        nonlocal traces
+        traces += 1
+        return at(offset, implementation)
+
+    for offset in (0, 4, 10):
+        np.testing.assert_allclose(
+            counted(offset), at(offset, "reference"), rtol=0, atol=ROUNDING
+        )
+    assert traces == 1
+
+
+@by_blocks
+@pytest.mark.parametrize("batch", [(), (2, 3)], ids=["none", "two axes"])
+def test_batch_axes(implementation, batch):
+    """What differs along one of them, along both, or along none."""
+    learnt = drawn(5, 9, batch)
+    rng = np.random.default_rng(10)
+    options = {
+        "is_causal": True,
+        "query_positions": rng.integers(0, 9, (*batch[1:], 5)),
+        "key_positions": np.arange(9),
+        "query_segment_ids": rng.integers(0, 2, (*batch, 5)),
+        "key_segment_ids": rng.integers(0, 2, (*batch, 9)),
+        "mask": rng.random((*batch[:1], *(1,) * len(batch[1:]), 1, 1, 9)) < 0.8,
+    }
+    if "learnable bias" not in REFUSED.get(implementation, ()):
+        learnt = {**learnt, "bias": rng.normal(size=(*batch[1:], 1, 5, 9))}
+    found = results(implementation, learnt, options)
+    assert_close(found, results("reference", learnt, options))
+
+
+# What is easily got wrong --------------------------------------------------------------------------------------------
+
+
+@by_blocks
+def test_empty_slots_do_not_hide_a_block(implementation):
+    """A key at -2 ** 31 that is masked, among keys within the window: its block has others to look at."""
+    block = BLOCK[implementation]
+    at = np.arange(2 * block, dtype=np.int32)
+    slots = np.where(at == 1, -(2**31), at)
+    options = {
+        "sliding_window": 3 * block,
+        "query_positions": at,
+        "key_positions": slots.astype(np.int32),
+        "mask": (at != 1)[None, None, None],
+    }
+    learnt = drawn(2 * block, 2 * block)
+    expected = results("reference", learnt, options)
+    assert_close(results(implementation, learnt, options), expected)
+
+
+@by_blocks
+def test_positions_beyond_int32(implementation):
+    """Of 64 bits, where x64 is on: only their differences matter."""
+    at = np.arange(13) + 2**31 - 5
+    options = {
+        "is_causal": True,
+        "sliding_window": 6,
+        "query_positions": at,
+        "key_positions": at,
+    }
+    learnt = {**drawn(13, 13), "alibi_slopes": SLOPES}
+    near = {**options, "query_positions": at - at[0], "key_positions": at - at[0]}
+    expected = results("reference", learnt, near)
+    assert_close(results(implementation, learnt, options), expected)
+
+
+def test_segment_ids_beyond_int32():
+    """No two documents of a TPU's 32 bits are one of 64."""
+    ids = np.arange(13) // 7 * 2**32
+    options = {"query_segment_ids": ids, "key_segment_ids": ids}
+    small = {name: ids // 2**32 for name in options}
+    learnt = drawn(13, 13)
+    expected = results("reference", learnt, small)
+    assert_close(results("blockwise", learnt, options), expected)
+    with pytest.raises(ValueError, match="takes segment ids beyond int32"):
+        attend("pallas_tpu", learnt, options)
+
+
+def test_mask_of_queries_is_not_multiplied_by_keys():
+    """Keys that pad the last block are no reason for an array of all pairs."""
+    mask = np.arange(13)[:, None] % 2 == 0
+    call = functools.partial(attend, "blockwise", options={"mask": mask})
+    assert "13,16]" not in str(jax.make_jaxpr(call)(drawn(13, 13)))
+    learnt = drawn(13, 13)
+    assert_close(
+        results("blockwise", learnt, {"mask": mask}),
+        results("reference", learnt, {"mask": mask}),
+    )
+
+
+@by_blocks
+def test_strict_promotion_of_bfloat16(implementation):
+    learnt = {name: jnp.asarray(x, jnp.bfloat16) for name, x in drawn(13, 13).items()}
+    learnt["scale"] = jnp.asarray(0.25, jnp.bfloat16)
+    cotangent = jnp.ones((2, 13, HEADS, VALUE_DIM), jnp.bfloat16)
+    with jax.numpy_dtype_promotion("strict"):
+        found = results(implementation, learnt, {}, cotangent)
+    expected = results(implementation, learnt, {}, cotangent)
+    for name, x in expected.items():
+        np.testing.assert_array_equal(found[name], x)
+
+
+@by_blocks
+def test_calls_outside_jit_compile_once(implementation):
+    learnt = drawn(13, 13)
+    options = {"is_causal": True, "alibi_slopes": SLOPES}
+
+    def gradient():
+        def loss(query):
+            return attend(implementation, {**learnt, "query": query}, options).sum()
+
+        return jax.grad(loss)(learnt["query"])
+
+    module = importlib.import_module(f"posenc_jax.kernels.{implementation}")
+    gradient()
+    compiled = module._forward._cache_size(), module._backward._cache_size()
+    gradient()
+    assert compiled == (module._forward._cache_size(), module._backward._cache_size())
+    assert min(compiled) > 0
