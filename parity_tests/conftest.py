@@ -28,7 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=LEVELS,
         default=os.environ.get("PARITY_LEVEL", "default"),
         help="quick: about a minute, for a working loop; full: ten drawings of every "
-        "case. The environment variable PARITY_LEVEL sets it too, for `--pyargs`.",
+        "case, and every feature of attention by the kernels of others. The environment "
+        "variable PARITY_LEVEL sets it too, for `--pyargs`.",
     )
 
 
@@ -36,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("level") not in LEVELS:
         raise pytest.UsageError(f"PARITY_LEVEL must be one of {', '.join(LEVELS)}")
     config.addinivalue_line("filterwarnings", "error")
+    config.addinivalue_line("markers", "full: runs at the level `full` alone")
     jax.config.update("jax_default_matmul_precision", "highest")
     torch.set_float32_matmul_precision("highest")
     # Tensors this small are done before a second thread is awake; on a busy machine it costs a hundredfold.
@@ -87,15 +89,18 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """At the quick level, of long parametrisations one case in QUICK_SHARE, always the same ones."""
-    if config.getoption("level") != "quick":
-        return
+    level = config.getoption("level")
     sizes = Counter(_function(item) for item in items)
     dropped = [
         item
         for item in items
-        if sizes[_function(item)] > LONG
-        and zlib.crc32(item.name.encode()) % QUICK_SHARE
-        and "parity_case" not in getattr(item, "fixturenames", ())
+        if (level != "full" and item.get_closest_marker("full"))
+        or (
+            level == "quick"
+            and sizes[_function(item)] > LONG
+            and zlib.crc32(item.name.encode()) % QUICK_SHARE
+            and "parity_case" not in getattr(item, "fixturenames", ())
+        )
     ]
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item not in set(dropped)]

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import posenc_jax
 import posenc_torch
-from posenc_jax.kernels import IMPLEMENTATIONS
+from posenc_jax.kernels import FUSED, IMPLEMENTATIONS
 
 from .implementations import FEATURES, REFUSED, cut_into, outcome
 from .instrument import run
@@ -98,7 +98,11 @@ def parts(call, queries=slice(None), keys=slice(None), rows=slice(None)):
 # The table ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "implementation",
+    # Of the kernels of others, test_fused.py tests at every level what they take.
+    [*OWN, *(pytest.param(name, marks=pytest.mark.full) for name in FUSED)],
+)
 @pytest.mark.parametrize("feature", FEATURES, ids=str)
 def test_feature(feature, implementation):
     """Right in values and all gradients, or refused by name: the error says what can."""
@@ -118,8 +122,10 @@ def test_what_is_refused_is_a_feature():
     assert not {"reference", "blockwise"} & REFUSED.keys()
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-@pytest.mark.parametrize("profile", ["packed", "left_pad"])
+@pytest.mark.parametrize(
+    ("profile", "dtype"),
+    [("packed", "float64"), ("left_pad", "bfloat16"), ("packed", "float16")],
+)
 @pytest.mark.parametrize("name", PAIRS)
 def test_parity(name, profile, dtype):
     """Blocks of 4, the last one padded, by the instrument; in float32 it is every feature."""
@@ -233,7 +239,8 @@ def test_lengths_around_a_block(implementation, lengths):
 
 @by_blocks
 def test_one_query_against_many_keys(implementation):
-    learnt = {**drawn(1, 700), "alibi_slopes": SLOPES}
+    """And no batch axis."""
+    learnt = {**drawn(1, 700, ()), "alibi_slopes": SLOPES}
     options = {
         "is_causal": True,
         "query_positions": np.array([650]),
@@ -357,9 +364,10 @@ def test_other_derivatives_are_an_error(implementation):
     query, rest = query_and_rest()
     call = functools.partial(total, implementation)
     with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda q: call(q, rest), (query,), (query,))
+        jax.jit(lambda q: jax.jvp(call, (q, rest), (q, rest))).lower(query)
+    twice = jax.grad(lambda q: jax.grad(call)(q, rest).sum())
     with pytest.raises((ValueError, NotImplementedError)):
-        jax.grad(lambda q: jax.grad(call)(q, rest).sum())(query)
+        jax.jit(twice).lower(query)
 
 
 @by_blocks
@@ -367,39 +375,34 @@ def test_traced_positions_compile_once(implementation):
     traces = 0
     learnt = drawn(3, 13)
 
+    @functools.partial(jax.jit, static_argnums=1)
     def at(offset, implementation):
+        nonlocal traces
+        traces += 1
         options = {"query_positions": jnp.arange(3) + offset, "key_positions": 13}
         return attend(implementation, learnt, {**OPTIONS, **options})
 
-    @jax.jit
-    def counted(offset):
-        nonlocal traces
-        traces += 1
-        return at(offset, implementation)
-
     for offset in (0, 4, 10):
         np.testing.assert_allclose(
-            counted(offset), at(offset, "reference"), rtol=0, atol=ROUNDING
+            at(offset, implementation), at(offset, "reference"), rtol=0, atol=ROUNDING
         )
-    assert traces == 1
+    assert traces == 2
 
 
 @by_blocks
-@pytest.mark.parametrize("batch", [(), (2, 3)], ids=["none", "two axes"])
-def test_batch_axes(implementation, batch):
-    """What differs along one of them, along both, or along none."""
-    learnt = drawn(5, 9, batch)
-    rng = np.random.default_rng(10)
+def test_batch_axes(implementation):
+    """What differs along the first of two, along the second, along both, or along none."""
+    learnt, rng = drawn(5, 9, (2, 3)), np.random.default_rng(10)
     options = {
         "is_causal": True,
-        "query_positions": rng.integers(0, 9, (*batch[1:], 5)),
+        "query_positions": rng.integers(0, 9, (3, 5)),
         "key_positions": np.arange(9),
-        "query_segment_ids": rng.integers(0, 2, (*batch, 5)),
-        "key_segment_ids": rng.integers(0, 2, (*batch, 9)),
-        "mask": rng.random((*batch[:1], *(1,) * len(batch[1:]), 1, 1, 9)) < 0.8,
+        "query_segment_ids": rng.integers(0, 2, (2, 3, 5)),
+        "key_segment_ids": rng.integers(0, 2, (2, 3, 9)),
+        "mask": rng.random((2, 1, 1, 1, 9)) < 0.8,
     }
     if "learnable bias" not in REFUSED.get(implementation, ()):
-        learnt = {**learnt, "bias": rng.normal(size=(*batch[1:], 1, 5, 9))}
+        learnt = {**learnt, "bias": rng.normal(size=(3, 1, 5, 9))}
     found = results(implementation, learnt, options)
     assert_close(found, results("reference", learnt, options))
 
