@@ -225,9 +225,9 @@ _TABLE = [
     ("future for both", "posenc_torch/_scores.py", "return ahead.clamp(max=0) if kind == \"past\"", "return ahead.clamp(max=0) if kind == \"none\"", "alibi.past"),
     ("largest coordinate alone", "posenc_jax/alibi.py", "total = total + part(axis)", "total = jnp.maximum(total, part(axis))", "alibi.manhattan"),
     ("root forgotten", "posenc_torch/alibi.py", "else -total.sqrt()", "else -total", "alibi.euclidean"),
-    ("slopes of the heads reversed", "posenc_jax/alibi.py", "slopes[:, None, None]", "slopes[::-1, None, None]", "attention.alibi_symmetric"),
+    ("slopes of the heads reversed", "posenc_jax/alibi.py", "slopes[:, None, None]", "slopes[::-1, None, None]", "alibi.symmetric"),
     ("distance in bfloat16", "posenc_jax/alibi.py", "distance[..., None, :, :].astype(slopes.dtype)", "distance[..., None, :, :].astype(jnp.bfloat16).astype(slopes.dtype)", "alibi.symmetric"),
-    ("slopes not learnable", "posenc_torch/alibi.py", "slopes[:, None, None]", "slopes.detach()[:, None, None]", "attention.alibi_symmetric"),
+    ("slopes not learnable", "posenc_torch/alibi.py", "slopes[:, None, None]", "slopes.detach()[:, None, None]", "alibi.symmetric"),
     # Attention
     ("scale dropped", "posenc_jax/_scores.py", "logits = products * jnp.asarray(terms.scale, dtype)", "logits = products", "attention.plain"),
     ("scale by the value width", "posenc_torch/attention.py", "1 / math.sqrt(head_dim)", "1 / math.sqrt(value.shape[-1])", "attention.plain"),
@@ -269,7 +269,7 @@ _TABLE = [
     ("gradient of the scale along scaled queries", "posenc_jax/kernels/__init__.py", "d_scale = along / jnp.asarray(scale, d_query.dtype)", "d_scale = along", "blockwise.rules"),
     ("outputs not rescaled to the new peak", "posenc_jax/kernels/pallas_tpu.py", "acc[...] = acc[...] * decay + _dot", "acc[...] = acc[...] + _dot", "pallas_tpu.rules"),
     ("slope of the first head for all", "posenc_jax/kernels/pallas_tpu.py", "number(SLOPES + step.head)", "number(SLOPES)", "pallas_tpu.rules"),
-    ("mean of the gradient not taken off", "posenc_jax/kernels/pallas_tpu.py", "(_dot(value, d_out, 1, 1) - stats[1:])", "_dot(value, d_out, 1, 1)", "pallas_tpu.rules"),
+    ("mean of the gradient not taken off", "posenc_jax/kernels/pallas_tpu.py", "(_dot(value, d_out, 1, 1) - stats[2:])", "_dot(value, d_out, 1, 1)", "pallas_tpu.rules"),
 ]  # fmt: skip
 
 MUTANTS = [Mutant(*row) for row in _TABLE]

@@ -116,3 +116,21 @@ def test_calls_outside_jit_compile_once(implementation):
     gradient()
     assert compiled == (module._forward._cache_size(), module._backward._cache_size())
     assert min(compiled) > 0
+
+
+@by_blocks
+def test_large_logits_leave_the_weights_as_they_are(implementation):
+    """peak + log(total) in one float32 would lose the total: slopes times positions of 1e7, all keys at one place."""
+    learnt = {name: x.astype(np.float32) for name, x in drawn(13, 13).items()}
+    options = {
+        "alibi_slopes": SLOPES.astype(np.float32),
+        "alibi_kind": "key",
+        "query_positions": np.arange(13, dtype=np.int32),
+        "key_positions": np.full(13, 10**7, np.int32),
+    }
+    cotangent = np.random.default_rng(9).normal(size=(2, 13, HEADS, VALUE_DIM))
+    cotangent = cotangent.astype(np.float32)
+    expected = results("reference", learnt, options, cotangent)
+    found = results(implementation, learnt, options, cotangent)
+    # The logits are rounded alike; a dozen terms are summed in another order.
+    assert_close(found, expected, 2e-5)

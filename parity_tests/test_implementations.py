@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -405,94 +404,3 @@ def test_batch_axes(implementation):
         learnt = {**learnt, "bias": rng.normal(size=(3, 1, 5, 9))}
     found = results(implementation, learnt, options)
     assert_close(found, results("reference", learnt, options))
-
-
-# What is easily got wrong --------------------------------------------------------------------------------------------
-
-
-@by_blocks
-def test_empty_slots_do_not_hide_a_block(implementation):
-    """A key at -2 ** 31 that is masked, among keys within the window: its block has others to look at."""
-    block = BLOCK[implementation]
-    at = np.arange(2 * block, dtype=np.int32)
-    slots = np.where(at == 1, -(2**31), at)
-    options = {
-        "sliding_window": 3 * block,
-        "query_positions": at,
-        "key_positions": slots.astype(np.int32),
-        "mask": (at != 1)[None, None, None],
-    }
-    learnt = drawn(2 * block, 2 * block)
-    expected = results("reference", learnt, options)
-    assert_close(results(implementation, learnt, options), expected)
-
-
-@by_blocks
-def test_positions_beyond_int32(implementation):
-    """Of 64 bits, where x64 is on: only their differences matter."""
-    at = np.arange(13) + 2**31 - 5
-    options = {
-        "is_causal": True,
-        "sliding_window": 6,
-        "query_positions": at,
-        "key_positions": at,
-    }
-    learnt = {**drawn(13, 13), "alibi_slopes": SLOPES}
-    near = {**options, "query_positions": at - at[0], "key_positions": at - at[0]}
-    expected = results("reference", learnt, near)
-    assert_close(results(implementation, learnt, options), expected)
-
-
-def test_segment_ids_beyond_int32():
-    """No two documents of a TPU's 32 bits are one of 64."""
-    ids = np.arange(13) // 7 * 2**32
-    options = {"query_segment_ids": ids, "key_segment_ids": ids}
-    small = {name: ids // 2**32 for name in options}
-    learnt = drawn(13, 13)
-    expected = results("reference", learnt, small)
-    assert_close(results("blockwise", learnt, options), expected)
-    with pytest.raises(ValueError, match="takes segment ids beyond int32"):
-        attend("pallas_tpu", learnt, options)
-
-
-def test_mask_of_queries_is_not_multiplied_by_keys():
-    """Keys that pad the last block are no reason for an array of all pairs."""
-    mask = np.arange(13)[:, None] % 2 == 0
-    call = functools.partial(attend, "blockwise", options={"mask": mask})
-    assert "13,16]" not in str(jax.make_jaxpr(call)(drawn(13, 13)))
-    learnt = drawn(13, 13)
-    assert_close(
-        results("blockwise", learnt, {"mask": mask}),
-        results("reference", learnt, {"mask": mask}),
-    )
-
-
-@by_blocks
-def test_strict_promotion_of_bfloat16(implementation):
-    learnt = {name: jnp.asarray(x, jnp.bfloat16) for name, x in drawn(13, 13).items()}
-    learnt["scale"] = jnp.asarray(0.25, jnp.bfloat16)
-    cotangent = jnp.ones((2, 13, HEADS, VALUE_DIM), jnp.bfloat16)
-    with jax.numpy_dtype_promotion("strict"):
-        found = results(implementation, learnt, {}, cotangent)
-    expected = results(implementation, learnt, {}, cotangent)
-    for name, x in expected.items():
-        np.testing.assert_array_equal(found[name], x)
-
-
-@by_blocks
-def test_calls_outside_jit_compile_once(implementation):
-    learnt = drawn(13, 13)
-    options = {"is_causal": True, "alibi_slopes": SLOPES}
-
-    def gradient():
-        def loss(query):
-            return attend(implementation, {**learnt, "query": query}, options).sum()
-
-        return jax.grad(loss)(learnt["query"])
-
-    module = importlib.import_module(f"posenc_jax.kernels.{implementation}")
-    gradient()
-    compiled = module._forward._cache_size(), module._backward._cache_size()
-    gradient()
-    assert compiled == (module._forward._cache_size(), module._backward._cache_size())
-    assert min(compiled) > 0

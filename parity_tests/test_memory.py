@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -91,10 +90,9 @@ def test_memory_is_linear_in_the_tokens(implementation, target):
     for program, length in zip(programs, LENGTHS, strict=True):
         assert program.memory <= PER_TOKEN * length + FIXED, (length, program)
         assert program.largest < length**2, (length, program)
-    for program, longer in pairwise(programs):
-        # A square would be 16 times larger. A tenth more than 4 times, since a compiler chooses layouts, and what to
-        # copy into them, anew for every length.
-        assert longer.memory <= 1.1 * 4 * program.memory, programs
+    # A square would be 256 times larger. A tenth more than 16 times, since a compiler chooses layouts, and what to copy
+    # into them, anew for every length.
+    assert programs[-1].memory <= 1.1 * 16 * programs[0].memory, programs
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -87,13 +87,13 @@ def recomputed(kernel: Any, rules: Rules, operands: Operands) -> Array:
 
 
 def _forward(kernel: Any, rules: Rules, operands: Operands) -> tuple[Array, Any]:
-    out, lse = kernel.forward(rules, operands)
-    return out.astype(operands.query.dtype), (operands, out, lse)
+    out, sums = kernel.forward(rules, operands)
+    return out.astype(operands.query.dtype), (operands, out, sums)
 
 
 def _backward(kernel: Any, rules: Rules, kept: Any, d_out: Array) -> tuple[Operands]:
-    operands, out, lse = kept
-    *gradients, d_terms = kernel.backward(rules, operands, out, lse, d_out)
+    operands, out, sums = kept
+    *gradients, d_terms = kernel.backward(rules, operands, out, sums, d_out)
     # The scale multiplies q . k and nothing else: its gradient is that of q, along q.
     d_query, scale = gradients[0], operands.terms.scale
     along = (d_query * operands.query.astype(d_query.dtype)).sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -10,6 +10,7 @@ from jax import Array, lax
 from .._scores import Operands, Rules, Tokens, reach
 
 __all__ = [
+    "Sums",
     "add_at",
     "block_of",
     "block_size",
@@ -19,6 +20,20 @@ __all__ = [
     "to_visit",
     "whole",
 ]
+
+
+class Sums(NamedTuple):
+    """Of every row of scores, [batch, heads, q]: a key's weight is exp(its logit - peak) / total.
+
+    Not as peak + log(total), in which a large peak leaves nothing of the total.
+    """
+
+    peak: Array
+    total: Array
+
+    def divisor(self) -> Array:
+        """A row without keys has a total of 0, and nothing to divide."""
+        return jnp.where(self.total == 0, 1, self.total)
 
 
 def block_size(length: int, largest: int, multiple_of: int = 1) -> int:

@@ -4,7 +4,7 @@ For a block of queries, over the blocks of keys that they may attend to,
 
     peak = max(peak, max_j s[i, j]),   total = sum_j exp(s[i, j] - peak),   out = sum_j exp(s[i, j] - peak) v[j] / total
 
-and lse = peak + log(total) is kept. Backward, the weights are w = exp(s - lse) once more, and the gradient of the
+and peak and total are kept. Backward, the weights are w = exp(s - peak) / total once more, and the gradient of the
 logits is ds = w (do . v - do . out); what makes the logits is differentiated by JAX, block by block.
 
 Source: Milakov and Gimelshein, 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135; blocks that a rule empties
@@ -32,6 +32,7 @@ from .._scores import (
     scores,
 )
 from ._blocks import (
+    Sums,
     add_at,
     block_of,
     block_size,
@@ -53,27 +54,27 @@ def refusal(rules: Rules, operands: Operands) -> None:  # noqa: ARG001
     return
 
 
-def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
-    """Outputs [batch, heads, q, value_dim] and lse [batch, heads, q], in the dtype of the scores."""
+def forward(rules: Rules, operands: Operands) -> tuple[Array, Sums]:
+    """Outputs [batch, heads, q, value_dim] and the sums of their rows, in the dtype of the scores."""
     return _forward(rules, BLOCK, operands)
 
 
 def backward(
-    rules: Rules, operands: Operands, out: Array, lse: Array, d_out: Array
+    rules: Rules, operands: Operands, out: Array, sums: Sums, d_out: Array
 ) -> tuple[Array, Array, Array, Terms]:
     """Gradients of query, key, value and terms but the scale, in the dtype of the scores."""
-    return _backward(rules, BLOCK, operands, out, lse, d_out)
+    return _backward(rules, BLOCK, operands, out, sums, d_out)
 
 
 # Compiled once, also for those who do not compile their own program.
 @partial(jax.jit, static_argnums=(0, 1))
-def _forward(rules: Rules, largest: int, operands: Operands) -> tuple[Array, Array]:
+def _forward(rules: Rules, largest: int, operands: Operands) -> tuple[Array, Sums]:
     dtype = score_dtype(operands)
     q_len, value_dim = operands.query.shape[-2], operands.value.shape[-1]
     call, q_block, k_block, first, last = _cut(rules, largest, operands)
     shape = (*call.query.shape[:-2], q_block)
 
-    def of_queries(i: Array) -> tuple[Array, Array]:
+    def of_queries(i: Array) -> tuple[Array, Sums]:
         def of_keys(j: Array, state: tuple[Array, Array, Array]) -> Any:
             peak, total, out = state
             block = _block(call, i, j, q_block, k_block, dtype)
@@ -90,10 +91,12 @@ def _forward(rules: Rules, largest: int, operands: Operands) -> tuple[Array, Arr
             jnp.zeros_like(call.query, dtype, (*shape, value_dim)),
         )
         peak, total, out = lax.fori_loop(first[i], last[i], of_keys, start)
-        return out / jnp.where(total == 0, 1, total)[..., None], peak + jnp.log(total)
+        sums = Sums(peak, total)
+        return out / sums.divisor()[..., None], sums
 
-    out, lse = lax.map(of_queries, jnp.arange(first.size, dtype=jnp.int32))
-    return _joined(out, -2)[..., :q_len, :], _joined(lse, -1)[..., :q_len]
+    out, sums = lax.map(of_queries, jnp.arange(first.size, dtype=jnp.int32))
+    sums = Sums(*(_joined(x, -1)[..., :q_len] for x in sums))
+    return _joined(out, -2)[..., :q_len, :], sums
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -102,7 +105,7 @@ def _backward(
     largest: int,
     operands: Operands,
     out: Array,
-    lse: Array,
+    sums: Sums,
     d_out: Array,
 ) -> tuple[Array, Array, Array, Terms]:
     dtype = score_dtype(operands)
@@ -111,12 +114,15 @@ def _backward(
     d_out = d_out.astype(dtype)
     delta = whole((d_out * out).sum(-1), {-1: q_block})
     # Of a padded row nothing comes back, however large its logits are.
-    lse = whole(finite(lse), {-1: q_block}, constant_values=math.inf)
+    peak = whole(finite(sums.peak), {-1: q_block}, constant_values=math.inf)
+    total = whole(sums.divisor(), {-1: q_block}, constant_values=1)
     d_out = whole(d_out, {-2: q_block})
 
     def of_queries(totals: tuple[Array, Array, Terms], i: Array) -> Any:
         d_out_i = take(d_out, i, q_block, -2)
-        delta_i, lse_i = (take(x, i, q_block, -1)[..., None] for x in (delta, lse))
+        delta_i, peak_i, total_i = (
+            take(x, i, q_block, -1)[..., None] for x in (delta, peak, total)
+        )
 
         def of_keys(j: Array, totals: tuple[Array, Array, Array, Terms]) -> Any:
             block = _block(call, i, j, q_block, k_block, dtype)
@@ -126,7 +132,7 @@ def _backward(
                 block.key,
                 _without_scale(block.terms),
             )
-            weights = jnp.exp(logits - lse_i)
+            weights = jnp.exp(logits - peak_i) / total_i
             # As outputs are averages of values, their gradient's products with the values are the gradient of the
             # weights, and pulled back, that of the values.
             d_weights, pull_value = jax.vjp(partial(products, d_out_i), block.value)

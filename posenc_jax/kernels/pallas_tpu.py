@@ -1,7 +1,8 @@
 """A TPU kernel for attention whose causality, windows, segments and ALiBi go by positions, forward and backward.
 
 The algorithm is that of `blockwise`, with bias and mask made of positions inside the kernel. Scores stand as [keys,
-queries] XX
+queries] there, so that what belongs to a query (peak and total) is a row. Which blocks are the first and the last to
+visit is known before the kernel starts: those before and after are neither computed nor fetched.
 
 Products of two bfloat16 arrays are exact in float32. Weights and gradients of scores are float32; against bfloat16 they
 go through the matrix unit as two bfloat16 halves, an error of 2 ** -17. Float32 is multiplied at the highest precision.
@@ -25,7 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .._scores import Operands, Rules, Terms, Tokens, finite, logits, score_dtype
-from ._blocks import block_size, first_and_last, padded, to_visit, whole
+from ._blocks import Sums, block_size, first_and_last, padded, to_visit, whole
 
 __all__ = ["backward", "forward", "refusal"]
 
@@ -64,27 +65,27 @@ def _fits_32_bits(x: Any) -> bool:
     return bool((x == x.astype(jnp.int32)).all())
 
 
-def forward(rules: Rules, operands: Operands) -> tuple[Array, Array]:
-    """Outputs [batch, heads, q, value_dim] and lse [batch, heads, q], in the dtype of the scores."""
+def forward(rules: Rules, operands: Operands) -> tuple[Array, Sums]:
+    """Outputs [batch, heads, q, value_dim] and the sums of their rows, in the dtype of the scores."""
     return _forward(rules, BLOCK, INTERPRET, operands)
 
 
 def backward(
-    rules: Rules, operands: Operands, out: Array, lse: Array, d_out: Array
+    rules: Rules, operands: Operands, out: Array, sums: Sums, d_out: Array
 ) -> tuple[Array, Array, Array, Terms]:
     """Gradients of query, key, value and terms but the scale, in the dtype of the scores."""
-    return _backward(rules, BLOCK, INTERPRET, operands, out, lse, d_out)
+    return _backward(rules, BLOCK, INTERPRET, operands, out, sums, d_out)
 
 
 # Compiled once, also for those who do not compile their own program.
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _forward(
     rules: Rules, largest: int, interpret: Any, operands: Operands
-) -> tuple[Array, Array]:
+) -> tuple[Array, Sums]:
     call = _cut(rules, largest, operands)
 
     def kernel(step: Step, inputs: Any, outputs: Any, scratch: Any) -> None:
-        (out, lse), (peak, total, acc) = outputs, scratch
+        (out, sums), (peak, total, acc) = outputs, scratch
 
         @pl.when(step.is_first)
         def _() -> None:
@@ -106,25 +107,25 @@ def _forward(
 
         @pl.when(step.is_last)
         def _() -> None:
-            sums = jnp.where(total[...] == 0, 1, total[...])
-            out[...] = (acc[...] / sums).T
-            lse[...] = peak[...] + jnp.log(total[...])
+            out[...] = (acc[...] / Sums(peak[...], total[...]).divisor()).T
+            sums[:1], sums[1:] = peak[...], total[...]
 
     batch, heads, q_len, _ = call.query.shape
     channels = call.value.shape[-1]
     row = (1, call.q_block)
-    out, lse = _run(
+    out, sums = _run(
         call,
         kernel,
         interpret,
         outputs=[
             ("query", (batch, heads, q_len, channels)),
-            ("row", (batch, heads, 1, q_len)),
+            ("row", (batch, heads, 2, q_len)),
         ],
         scratch=(row, row, (channels, call.q_block)),
     )
     q_len, value_dim = operands.query.shape[-2], operands.value.shape[-1]
-    return out[..., :q_len, :value_dim], lse[..., 0, :q_len]
+    sums = Sums(sums[..., 0, :q_len], sums[..., 1, :q_len])
+    return out[..., :q_len, :value_dim], sums
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -134,23 +135,24 @@ def _backward(
     interpret: Any,
     operands: Operands,
     out: Array,
-    lse: Array,
+    sums: Sums,
     d_out: Array,
 ) -> tuple[Array, Array, Array, Terms]:
     call = _cut(rules, largest, operands)
     delta = (d_out.astype(call.dtype) * out).sum(-1)
     d_out = _channels(whole(d_out, {-2: call.q_block})).astype(call.query.dtype)
     # Of a padded row nothing comes back, however large its logits are.
-    lse = whole(finite(lse), {-1: call.q_block}, constant_values=math.inf)
-    stats = jnp.stack([lse, whole(delta, {-1: call.q_block})], -2)
+    peak = whole(finite(sums.peak), {-1: call.q_block}, constant_values=math.inf)
+    total = whole(sums.divisor(), {-1: call.q_block}, constant_values=1)
+    stats = jnp.stack([peak, total, whole(delta, {-1: call.q_block})], -2)
 
     def at_logits(step: Step, inputs: Any) -> Any:
         """Weights [keys, queries], and the gradients of products and of what is learnt."""
         query, key, value, query_rows, key_rows, d_out, stats = (x[...] for x in inputs)
         logits_of, learnt = _logits(call, step, query, key, query_rows, key_rows)
         logits, pull = jax.vjp(logits_of, *learnt)
-        weights = jnp.exp(logits - stats[:1])
-        return weights, pull(weights * (_dot(value, d_out, 1, 1) - stats[1:]))
+        weights = jnp.exp(logits - stats[:1]) / stats[1:2]
+        return weights, pull(weights * (_dot(value, d_out, 1, 1) - stats[2:]))
 
     def of_queries(step: Step, inputs: Any, outputs: Any, _: Any) -> None:
         d_query, d_terms = outputs

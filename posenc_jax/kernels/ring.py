@@ -1,11 +1,12 @@
 """Attention over a sequence that is cut across devices: ring attention, inside `jax.shard_map`.
 
 Every device keeps its queries. Keys, values and their positions go round, one device further in each round, until
-every query has met every key. What the rounds a and b give is merged by their lse:
+every query has met every key. What the rounds a and b give is merged by the peak and the total of their rows:
 
-    lse = log(exp(lse[a]) + exp(lse[b])),    out = exp(lse[a] - lse) out[a] + exp(lse[b] - lse) out[b]
+    peak = max(peak[a], peak[b]),    part[a] = exp(peak[a] - peak) total[a],    part[b] likewise
+    total = part[a] + part[b],       out = (part[a] out[a] + part[b] out[b]) / total
 
-Backward, they go round once more with the lse and the outputs of all rounds, and the gradients of keys and values
+Backward, they go round once more with the sums and the outputs of all rounds, and the gradients of keys and values
 go with them, to arrive home after the last.
 
 Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023,
@@ -28,6 +29,7 @@ from .._scores import Operands, Rules, Terms, finite, score_dtype
 from ..alibi import Kind
 from ..attention import _checked
 from . import KERNELS, best_kernel, recomputed, run, taking
+from ._blocks import Sums
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -113,24 +115,27 @@ def ring_attention(
 class Ring(NamedTuple):
     """A kernel whose keys are those of every device."""
 
-    forward: Callable[..., tuple[Array, Array]]
+    forward: Callable[..., tuple[Array, Sums]]
     backward: Callable[..., tuple[Array, Array, Array, Terms]]
 
 
 def _forward(
-    forward: Callable[..., tuple[Array, Array]],
+    forward: Callable[..., tuple[Array, Sums]],
     axis_name: str,
     rules: Rules,
     operands: Operands,
-) -> tuple[Array, Array]:
-    def meet(visitors: Any, merged: tuple[Array, Array]) -> tuple[Array, Array]:
+) -> tuple[Array, Sums]:
+    def meet(visitors: Any, merged: tuple[Array, Sums]) -> tuple[Array, Sums]:
         return _merge(merged, forward(rules, _with(operands, visitors)))
 
     dtype, query = score_dtype(operands), operands.query
     shape = (*query.shape[:-1], operands.value.shape[-1])
     nothing = (
         jnp.zeros_like(query, dtype, shape),
-        jnp.full_like(query, -jnp.inf, dtype, shape[:-1]),
+        Sums(
+            jnp.full_like(query, -jnp.inf, dtype, shape[:-1]),
+            jnp.zeros_like(query, dtype, shape[:-1]),
+        ),
     )
     return _go_round(axis_name, _visitors(operands), meet, nothing)
 
@@ -141,11 +146,11 @@ def _backward(
     rules: Rules,
     operands: Operands,
     out: Array,
-    lse: Array,
+    sums: Sums,
     d_out: Array,
 ) -> Any:
     def meet(visitors: Any, totals: Any) -> Any:
-        here = backward(rules, _with(operands, visitors), out, lse, d_out)
+        here = backward(rules, _with(operands, visitors), out, sums, d_out)
         d_query, d_key, d_value, d_terms = totals
         # They left their last host when the visitors did, and arrive while this host computes.
         d_key, d_value = _next((d_key, d_value), axis_name)
@@ -183,15 +188,15 @@ def _next(arrays: Any, axis_name: str) -> Any:
     return lax.ppermute(arrays, axis_name, [(i, (i + 1) % size) for i in range(size)])
 
 
-def _merge(
-    some: tuple[Array, Array], others: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    """Outputs and lse of two sets of keys together."""
-    lse = jnp.logaddexp(some[1], others[1])
+def _merge(some: tuple[Array, Sums], others: tuple[Array, Sums]) -> tuple[Array, Sums]:
+    """Outputs and sums of two sets of keys together."""
+    peak = jnp.maximum(some[1].peak, others[1].peak)
     a, b = (
-        out * jnp.exp(part - finite(lse))[..., None] for out, part in (some, others)
+        jnp.exp(sums.peak - finite(peak)) * sums.total for _, sums in (some, others)
     )
-    return a + b, lse
+    sums = Sums(peak, a + b)
+    out = a[..., None] * some[0] + b[..., None] * others[0]
+    return out / sums.divisor()[..., None], sums
 
 
 def _visitors(operands: Operands) -> Any:
