@@ -79,7 +79,8 @@ def _forward(rules: Rules, largest: int, operands: Operands) -> tuple[Array, Sum
             peak, total, out = state
             block = _block(call, i, j, q_block, k_block, dtype)
             logits = scores(rules, block, block.query, block.key, block.terms)
-            higher = jnp.maximum(peak, logits.max(-1))
+            # Nothing depends on the peak; its own derivative would compare logits that a compiler may round twice.
+            higher = jnp.maximum(peak, lax.stop_gradient(logits).max(-1))
             weights = jnp.exp(logits - finite(higher)[..., None])
             decay = jnp.exp(peak - finite(higher))
             total = total * decay + weights.sum(-1)
