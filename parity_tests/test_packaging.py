@@ -95,6 +95,8 @@ def test_package_exports_its_modules_names_and_no_others(name):
     exported = [
         public
         for module in set(modules) - set(FLAX_MODULES)
+        # Implementations of one public function.
+        if not module.startswith("posenc_jax.kernels")
         for public in importlib.import_module(module).__all__
     ]
     assert package.__all__ == sorted(exported)

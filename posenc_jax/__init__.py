@@ -5,7 +5,6 @@ from .attention import (
     dot_product_attention,
     scaled_dot_product_attention_with_alibi,
 )
-from .kernels.ring import ring_attention
 from .learned import (
     axial_position_encoding,
     init_position_table,
@@ -22,6 +21,7 @@ from .positions import (
     positions_from_segments,
     shard_positions,
 )
+from .ring import ring_attention
 from .rope import (
     RopeConfig,
     apply_rope,

@@ -84,7 +84,7 @@ def _forward(
 ) -> tuple[Array, Sums]:
     call = _cut(rules, largest, operands)
 
-    def kernel(step: Step, inputs: Any, outputs: Any, scratch: Any) -> None:
+    def kernel(step: _Step, inputs: Any, outputs: Any, scratch: Any) -> None:
         (out, sums), (peak, total, acc) = outputs, scratch
 
         @pl.when(step.is_first)
@@ -146,7 +146,7 @@ def _backward(
     total = whole(sums.divisor(), {-1: call.q_block}, constant_values=1)
     stats = jnp.stack([peak, total, whole(delta, {-1: call.q_block})], -2)
 
-    def at_logits(step: Step, inputs: Any) -> Any:
+    def at_logits(step: _Step, inputs: Any) -> Any:
         """Weights [keys, queries], and the gradients of products and of what is learnt."""
         query, key, value, query_rows, key_rows, d_out, stats = (x[...] for x in inputs)
         logits_of, learnt = _logits(call, step, query, key, query_rows, key_rows)
@@ -154,7 +154,7 @@ def _backward(
         weights = jnp.exp(logits - stats[:1]) / stats[1:2]
         return weights, pull(weights * (_dot(value, d_out, 1, 1) - stats[2:]))
 
-    def of_queries(step: Step, inputs: Any, outputs: Any, _: Any) -> None:
+    def of_queries(step: _Step, inputs: Any, outputs: Any, _: Any) -> None:
         d_query, d_terms = outputs
         _clear(step, outputs)
 
@@ -167,7 +167,7 @@ def _backward(
                 if part is not None:
                     d_terms[row : row + 1] += part
 
-    def of_keys(step: Step, inputs: Any, outputs: Any, _: Any) -> None:
+    def of_keys(step: _Step, inputs: Any, outputs: Any, _: Any) -> None:
         d_key, d_value = outputs
         _clear(step, outputs)
 
@@ -212,7 +212,7 @@ def _backward(
     )
 
 
-class Call(NamedTuple):
+class _Call(NamedTuple):
     """A call in whole blocks.
 
     Args:
@@ -242,7 +242,7 @@ class Call(NamedTuple):
         return self.numbers.dtype
 
 
-class Step(NamedTuple):
+class _Step(NamedTuple):
     """A place of the grid: whether it begins or ends a block of results, and whether it has anything to do."""
 
     head: Any
@@ -252,7 +252,7 @@ class Step(NamedTuple):
     is_visited: Any
 
 
-def _cut(rules: Rules, largest: int, operands: Operands) -> Call:
+def _cut(rules: Rules, largest: int, operands: Operands) -> _Call:
     dtype = score_dtype(operands)
     lengths = operands.query.shape[-2], operands.key.shape[-2]
     q_block, k_block = (block_size(n, largest, LANES) for n in lengths)
@@ -276,7 +276,7 @@ def _cut(rules: Rules, largest: int, operands: Operands) -> Call:
     counts = query.shape[-2] // q_block, key.shape[-2] // k_block
     visit = to_visit(rules, query_tokens, key_tokens, *counts)
     query_tokens, key_tokens = _in_32_bits(query_tokens, key_tokens)
-    return Call(
+    return _Call(
         rules,
         operands.terms,
         query_tokens,
@@ -308,8 +308,8 @@ def _in_32_bits(*sides: Tokens) -> list[Tokens]:
 
 
 def _logits(
-    call: Call,
-    step: Step,
+    call: _Call,
+    step: _Step,
     query: Array,
     key: Array,
     query_rows: Array,
@@ -352,7 +352,7 @@ def _unpacked(packed: Array, tokens: Tokens, axis: int) -> Tokens:
 
 
 def _run(
-    call: Call,
+    call: _Call,
     kernel: Callable[..., None],
     interpret: Any,
     more: Sequence[tuple[str, Array]] = (),
@@ -415,7 +415,7 @@ def _run(
     def body(first: Any, last: Any, numbers: Any, *refs: Any) -> None:
         b, head, block, t = map(pl.program_id, range(4))
         other = lax.rem(t, rows) if by_key else t
-        step = Step(
+        step = _Step(
             head * group + lax.div(t, rows) if by_key else head,
             numbers,
             t == 0,
@@ -455,12 +455,12 @@ def _run(
     return lax.platform_dependent(*arrays, tpu=run(False), default=run(interpret))
 
 
-def _result(shape: tuple[int, ...], call: Call) -> Any:
+def _result(shape: tuple[int, ...], call: _Call) -> Any:
     """Varying over the axes of a mesh that the queries vary over."""
     return jax.typeof(call.query).update(shape=shape, dtype=call.dtype)
 
 
-def _clear(step: Step, totals: Any) -> None:
+def _clear(step: _Step, totals: Any) -> None:
     @pl.when(step.is_first)
     def _() -> None:
         for total in totals:

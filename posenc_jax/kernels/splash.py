@@ -78,7 +78,7 @@ def attend(rules: Rules, operands: Operands) -> Array:
     query, key = fold(rules, operands._replace(query=scaled), 1.0)
     q_block, k_block = _block(q_len), _block(k_len)
     query_ids, key_ids = _segments(rules, operands, q_block, k_block)
-    call = Call(
+    call = _Call(
         rules.is_causal,
         None
         if rules.sliding_window is None
@@ -98,7 +98,7 @@ def attend(rules: Rules, operands: Operands) -> Array:
     return out[..., :q_len, :]
 
 
-class Call(NamedTuple):
+class _Call(NamedTuple):
     """What the kernel is made of."""
 
     is_causal: bool
@@ -110,7 +110,7 @@ class Call(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    call: Call, query: Array, key: Array, value: Array, query_ids: Any, key_ids: Any
+    call: _Call, query: Array, key: Array, value: Array, query_ids: Any, key_ids: Any
 ) -> Array:
     """The kernel, forward and backward at its own precision; at "highest" it does not compile for bfloat16."""
     with _precision(query.dtype):
@@ -118,13 +118,13 @@ def _attend(
 
 
 def _forward(
-    call: Call, query: Array, key: Array, value: Array, query_ids: Any, key_ids: Any
+    call: _Call, query: Array, key: Array, value: Array, query_ids: Any, key_ids: Any
 ) -> tuple[Array, Any]:
     with _precision(query.dtype):
         return jax.vjp(partial(_splash, call, query_ids, key_ids), query, key, value)
 
 
-def _backward(_: Call, pull: Any, d_out: Array) -> tuple[Any, ...]:
+def _backward(_: _Call, pull: Any, d_out: Array) -> tuple[Any, ...]:
     with _precision(d_out.dtype):
         return (*pull(d_out), None, None)
 
@@ -133,7 +133,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _splash(
-    call: Call, query_ids: Any, key_ids: Any, query: Array, key: Array, value: Array
+    call: _Call, query_ids: Any, key_ids: Any, query: Array, key: Array, value: Array
 ) -> Array:
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 

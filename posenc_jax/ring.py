@@ -24,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from .._checks import check_choice, describe, is_array
-from .._scores import Operands, Rules, Terms, finite, score_dtype
-from ..alibi import Kind
-from ..attention import _checked
-from . import KERNELS, best_kernel, recomputed, run, taking
-from ._blocks import Sums
+from ._checks import check_choice, describe, is_array
+from ._scores import Operands, Rules, Terms, finite, score_dtype
+from .alibi import Kind
+from .attention import _checked
+from .kernels import KERNELS, best_kernel, recomputed, run, taking
+from .kernels._blocks import Sums
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -105,14 +105,14 @@ def ring_attention(
     )
     chosen = best_kernel(rules, operands) if implementation is None else implementation
     kernel = taking(chosen, rules, operands)
-    ring = Ring(
+    ring = _Ring(
         partial(_forward, kernel.forward, axis_name),
         partial(_backward, kernel.backward, axis_name),
     )
     return run(partial(recomputed, ring, rules), operands).swapaxes(-2, -3)
 
 
-class Ring(NamedTuple):
+class _Ring(NamedTuple):
     """A kernel whose keys are those of every device."""
 
     forward: Callable[..., tuple[Array, Sums]]
