@@ -2,6 +2,8 @@
 
     python examples/attention_cost.py
 
+It takes some minutes, most of them in compilers.
+
 Time on this CPU: 4096 tokens, 8 heads of 64 channels, float32, causal ALiBi, all of it or a window of 512; each the
 least of turns taken one after the other. PyTorch's attention takes the bias as a mask.
 
@@ -19,7 +21,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -37,16 +38,11 @@ SECONDS = {
 }
 
 
-def both(attend: Callable[..., Any], d_out: Any, *learnt: Any) -> Any:
-    """Outputs and gradients."""
-    out, pull = jax.vjp(attend, *learnt)
-    return out, pull(d_out)
-
-
 def in_jax(
     implementation: Any, window: int | None, arrays: np.ndarray
 ) -> Callable[[], Any]:
     """Attention of arrays [4, tokens, heads, head_dim]: d_out, query, key and value."""
+    d_out, *learnt = arrays
     attend = partial(
         dot_product_attention,
         is_causal=True,
@@ -54,8 +50,13 @@ def in_jax(
         sliding_window=window,
         implementation=implementation,
     )
-    jitted = jax.jit(partial(both, attend))
-    return lambda: jax.block_until_ready(jitted(*arrays))
+
+    @jax.jit
+    def both(d_out: Any, *learnt: Any) -> Any:
+        out, pull = jax.vjp(attend, *learnt)
+        return out, pull(d_out)
+
+    return lambda: jax.block_until_ready(both(d_out, *learnt))
 
 
 def in_torch(window: int | None, arrays: np.ndarray) -> Callable[[], Any]:
@@ -98,24 +99,10 @@ def seconds(window: int | None) -> dict[str, float]:
 
 def megabytes(implementation: Any, target: str, length: int) -> float:
     """Of a compiled program, at most."""
-    device = jax.devices("cpu")[0] if target == "cpu" else tpu.device(target)
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    spec = partial(jax.ShapeDtypeStruct, sharding=sharding)
-    tokens = spec((length, HEADS, PLANNED_HEAD_DIM), jnp.bfloat16)
-    slopes = spec((HEADS,), jnp.float32)
-
-    def attend(query: Any, key: Any, value: Any, slopes: Any) -> Any:
-        return dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            alibi_slopes=slopes,
-            implementation=implementation,
-        )
-
-    lowered = jax.jit(partial(both, attend)).lower(*[tokens] * 4, slopes)
-    plan = lowered.compile().memory_analysis()
+    program = tpu.attention_program(
+        implementation, target, length, HEADS, PLANNED_HEAD_DIM
+    )
+    plan = program.memory_analysis()
     # A CPU's peak is without temporary memory, and a TPU's temporary memory without what stands in its fast memory.
     outside = plan.argument_size_in_bytes + plan.output_size_in_bytes
     planned = plan.temp_size_in_bytes + outside

@@ -229,6 +229,8 @@ _TABLE = [
     ("distance in bfloat16", "posenc_jax/alibi.py", "distance[..., None, :, :].astype(slopes.dtype)", "distance[..., None, :, :].astype(jnp.bfloat16).astype(slopes.dtype)", "alibi.symmetric"),
     ("slopes not learnable", "posenc_torch/alibi.py", "slopes[:, None, None]", "slopes.detach()[:, None, None]", "alibi.symmetric"),
     # Attention
+    ("slopes of the heads reversed in attention", "posenc_jax/_scores.py", "jnp.asarray(slopes)[:, None, None]", "jnp.asarray(slopes)[::-1, None, None]", "attention.alibi_symmetric"),
+    ("slopes not learnable in attention", "posenc_torch/_scores.py", "else slopes[:, None, None]", "else slopes.detach()[:, None, None]", "attention.alibi_symmetric"),
     ("scale dropped", "posenc_jax/_scores.py", "logits = products * jnp.asarray(terms.scale, dtype)", "logits = products", "attention.plain"),
     ("scale by the value width", "posenc_torch/attention.py", "1 / math.sqrt(head_dim)", "1 / math.sqrt(value.shape[-1])", "attention.plain"),
     ("key heads interleaved over query heads", "posenc_torch/_scores.py", "    return x.reshape(*batch, kv_heads, heads // kv_heads * tokens, columns)", "    x = x.reshape(*batch, heads // kv_heads, kv_heads, tokens, columns)\n    return x.transpose(-4, -3).reshape(*batch, kv_heads, -1, columns)", "attention.plain"),

@@ -201,3 +201,14 @@ def test_attention_window_holds_in_32_bits():
     )
     apart = abs(ENDS[:, None].astype(np.int64) - ENDS)
     np.testing.assert_array_equal(seen[:, 0] > 0, apart < 2**31)
+
+
+@pytest.mark.parametrize("name", ["query_positions", "key_positions"])
+@both
+def test_attention_makes_no_range_that_does_not_fit(twin, name):
+    """A mistaken length is an error, not 8 terabytes."""
+    options = {"query_positions": 7, "key_positions": 7, name: 2**40}
+    with pytest.raises(
+        ValueError, match=rf"`{name}` must have shape .*, got \({2**40},\)"
+    ):
+        attend(twin, is_causal=True, **options)

@@ -339,7 +339,8 @@ if (CHECKOUT / "pyproject.toml").is_file():  # the examples are not installed
         with contextlib.redirect_stdout(printed):
             example = runpy.run_path(str(CHECKOUT / "examples" / "decoding.py"))
             example["main"]()
-        rows = [line.split() for line in printed.getvalue().splitlines()[2:]]
+        table, _ = printed.getvalue().split("\n\n")  # and a legend
+        rows = [line.split() for line in table.splitlines()[2:]]
         assert len(rows) == len(SCHEMES) * 2 * 2
         largest = max(int(size) for *_, size in rows)
         for scheme, cache, padding, difference, compiled, size in rows:

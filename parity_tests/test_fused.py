@@ -518,7 +518,7 @@ def test_future_alone_is_nothing_under_causality(module):
 
 
 def test_refused_for_another_backend(monkeypatch):
-    assert cudnn.refusal(CAUSAL, call()) == "the backend cpu (and no NVIDIA GPU)"
+    assert cudnn.refusal(CAUSAL, call()) == "a backend without an NVIDIA GPU (here cpu)"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert splash.refusal(CAUSAL, call()) == "the backend gpu"
     monkeypatch.setattr(cudnn, "_compute_capability", lambda: 8.0)

@@ -9,11 +9,7 @@ import math
 import re
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import pytest
-
-import posenc_jax
 
 from . import tpu
 
@@ -37,32 +33,9 @@ class Program(NamedTuple):
 def compiled(
     implementation: str, target: str, length: int, effort: float = 0.0
 ) -> Program:
-    """Causal ALiBi attention in bfloat16, its outputs and the gradients of query, key, value and slopes."""
-    device = jax.devices("cpu")[0] if target == "cpu" else tpu.device(target)
-    sharding = jax.sharding.SingleDeviceSharding(device)
-
-    def spec(*shape, dtype=jnp.bfloat16):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    def attend(query, key, value, slopes):
-        return posenc_jax.dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            alibi_slopes=slopes,
-            implementation=implementation,
-        )
-
-    def both(d_out, *learnt):
-        out, pull = jax.vjp(attend, *learnt)
-        return out, pull(d_out)
-
-    tokens = spec(length, HEADS, HEAD_DIM)
-    slopes = spec(HEADS, dtype=jnp.float32)
-    lowered = jax.jit(both).lower(tokens, tokens, tokens, tokens, slopes)
-    with tpu.uncached():
-        program = lowered.compile({"exec_time_optimization_effort": effort})
+    program = tpu.attention_program(
+        implementation, target, length, HEADS, HEAD_DIM, effort
+    )
     plan = program.memory_analysis()
     shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", program.as_text())
     return Program(

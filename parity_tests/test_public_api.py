@@ -61,7 +61,6 @@ ONE_SIDED_DEFINITIONS = {
         "attention",
         "_checked",
     ): "ring attention, which JAX has, takes the same arguments",
-    ("attention", "_known"): "a jitted range of JAX's is not known to a kernel",
     (
         "_scores",
         "_broadcast",

@@ -274,6 +274,9 @@ def test_axis_must_be_of_a_shard_map():
     query, key, value, _ = tokens()
     with pytest.raises(ValueError, match=r"`axis_name` must be an axis of .*'nowhere'"):
         ring_attention(query, key, value, axis_name="nowhere")
+    for wrong in (3, ["nowhere"]):
+        with pytest.raises(TypeError, match="`axis_name` must be a str, got"):
+            ring_attention(query, key, value, axis_name=wrong)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import topologies
+
+import posenc_jax
 
 # Where `libtpu`, which holds the compiler, is published.
 TOPOLOGIES = (
@@ -52,3 +56,42 @@ def uncached() -> Iterator[None]:
         yield
     finally:
         jax.config.update(least, before)
+
+
+def attention_program(
+    implementation: str,
+    target: str,
+    length: int,
+    heads: int,
+    head_dim: int,
+    effort: float = 0.0,
+) -> Any:
+    """Causal ALiBi attention in bfloat16, outputs and gradients of query, key, value and slopes, compiled and not run.
+
+    Args:
+        target: "cpu" or one of TOPOLOGIES.
+        effort: Of the compiler, from -1 to 1.
+    """
+    where = jax.devices("cpu")[0] if target == "cpu" else device(target)
+    sharding = jax.sharding.SingleDeviceSharding(where)
+    shape = (length, heads, head_dim)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
+    slopes = jax.ShapeDtypeStruct((heads,), jnp.float32, sharding=sharding)
+
+    def both(d_out: Any, query: Any, key: Any, value: Any, slopes: Any) -> Any:
+        def attend(query: Any, key: Any, value: Any, slopes: Any) -> Any:
+            return posenc_jax.dot_product_attention(
+                query,
+                key,
+                value,
+                is_causal=True,
+                alibi_slopes=slopes,
+                implementation=implementation,
+            )
+
+        out, pull = jax.vjp(attend, query, key, value, slopes)
+        return out, pull(d_out)
+
+    lowered = jax.jit(both).lower(*[tokens] * 4, slopes)
+    with uncached():
+        return lowered.compile({"exec_time_optimization_effort": effort})

@@ -46,13 +46,11 @@ class Rules(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Of queries or of keys, integers [*batch, tokens]; None where no rule looks at them."""
+    """Of queries or of keys, [*batch, tokens]; None where no rule looks at them, and where all keys are there."""
 
     positions: Any = None
     segment_ids: Any = None
-    are_there: Any = (
-        None  # False for keys that no query may attend to; None for all are.
-    )
+    are_there: Any = None
 
 
 class Terms(NamedTuple):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -29,6 +30,7 @@ from ._checks import (
     check_rank,
     check_size,
     dtype_name,
+    is_size,
 )
 from ._scores import Operands, Rules, Terms, Tokens
 from .alibi import KINDS, Kind
@@ -251,20 +253,22 @@ def _positions(
         )
     query_positions = q_len if query_positions is None else query_positions
     key_positions = k_len if key_positions is None else key_positions
-    query_positions = _known("query_positions", query_positions)
-    key_positions = _known("key_positions", key_positions)
-    check_fits("query_positions", query_positions.shape, (*batch, q_len), exact=1)
-    check_fits("key_positions", key_positions.shape, (*batch, k_len), exact=1)
-    return query_positions, key_positions
+    return (
+        _fitting("query_positions", query_positions, (*batch, q_len)),
+        _fitting("key_positions", key_positions, (*batch, k_len)),
+    )
 
 
-def _known(name: str, positions: Any) -> Any:
+def _fitting(name: str, positions: Any, shape: tuple[int, ...]) -> Any:
     """What came from the host stays there: kernels that go by index must know it when a program is built."""
+    if is_size(positions):
+        check_size(name, positions, at_least=0)
+        check_fits(name, (positions,), shape, exact=1)
+        if isinstance(positions, int):
+            return np.arange(positions, dtype=jax.dtypes.canonicalize_dtype(np.int64))
     array = as_positions(name, positions)
-    if isinstance(positions, int):
-        return np.arange(positions, dtype=array.dtype)
-    on_host = isinstance(positions, np.ndarray)
-    return positions.astype(array.dtype) if on_host else array
+    check_fits(name, array.shape, shape, exact=1)
+    return positions.astype(array.dtype) if isinstance(positions, np.ndarray) else array
 
 
 def _segments(

@@ -209,6 +209,8 @@ def _with(operands: Operands, visitors: Any) -> Operands:
 
 
 def _check_axis(axis_name: Any) -> None:
+    if not isinstance(axis_name, str):
+        raise TypeError(f"`axis_name` must be a str, got {describe(axis_name)}.")
     try:
         lax.axis_size(axis_name)
     except NameError:

@@ -29,6 +29,7 @@ from ._checks import (
     check_rank,
     check_size,
     dtype_name,
+    is_size,
 )
 from ._scores import Operands, Rules, Terms, Tokens, attend
 from .alibi import KINDS, Kind
@@ -203,11 +204,21 @@ def _positions(
         )
     query_positions = q_len if query_positions is None else query_positions
     key_positions = k_len if key_positions is None else key_positions
-    query_positions = as_positions("query_positions", query_positions, device=device)
-    key_positions = as_positions("key_positions", key_positions, device=device)
-    check_fits("query_positions", query_positions.shape, (*batch, q_len), exact=1)
-    check_fits("key_positions", key_positions.shape, (*batch, k_len), exact=1)
-    return query_positions, key_positions
+    return (
+        _fitting("query_positions", query_positions, (*batch, q_len), device),
+        _fitting("key_positions", key_positions, (*batch, k_len), device),
+    )
+
+
+def _fitting(
+    name: str, positions: Any, shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    if is_size(positions):
+        check_size(name, positions, at_least=0)
+        check_fits(name, (positions,), shape, exact=1)
+    positions = as_positions(name, positions, device=device)
+    check_fits(name, positions.shape, shape, exact=1)
+    return positions
 
 
 def _segments(

@@ -144,7 +144,7 @@ def _backward(
                 d_query + d_query_ij,
                 add_at(d_key, d_key_j, {-2: (j, k_block)}),
                 add_at(d_value, d_value_j, {-2: (j, k_block)}),
-                _put_terms(d_terms, d_terms_ij, (i, q_block), (j, k_block)),
+                _add_terms(d_terms, d_terms_ij, (i, q_block), (j, k_block)),
             )
 
         shape = (*call.query.shape[:-2], q_block, call.query.shape[-1])
@@ -209,7 +209,7 @@ def _without_scale(terms: Terms) -> Terms:
     return terms._replace(scale=None)
 
 
-def _put_terms(
+def _add_terms(
     totals: Terms, parts: Terms, rows: tuple[Array, int], columns: tuple[Array, int]
 ) -> Terms:
     """The bias is cut into blocks, the others are summed over them."""

@@ -27,7 +27,7 @@ def refusal(rules: Rules, operands: Operands) -> str | None:
     query, _, _, terms, mask, query_tokens, _ = operands
     capability = _compute_capability()
     if capability is None:
-        return f"the backend {jax.default_backend()} (and no NVIDIA GPU)"
+        return f"a backend without an NVIDIA GPU (here {jax.default_backend()})"
     if query.dtype not in (jnp.bfloat16, jnp.float16):
         return f"{query.dtype}"
     if terms.bias is not None:

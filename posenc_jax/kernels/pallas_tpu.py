@@ -361,70 +361,11 @@ def _run(
     scratch: tuple[tuple[int, int], ...] = (),
     by_key: bool = False,
 ) -> list[Array]:
-    """Run a kernel over blocks of results, and for each over the blocks of the other side, `kernel(step, inputs, ...)`.
+    """Run `kernel(step, inputs, outputs, scratch)` for every block of results, over the blocks of the other side.
 
-    Inputs and outputs are of a kind that says which block of them belongs to a place of the grid.
+    Results are of the queries of one head, or, `by_key`, of the keys of one key head and of all heads that share it.
+    What goes in and out is of a kind, which says what of it belongs to a place of the grid.
     """
-    batch, heads = call.query.shape[:2]
-    kv_heads = call.key.shape[1]
-    # Of 32 bits whether or not `jax_enable_x64` is on, as the places of the grid are.
-    group = np.int32(heads // kv_heads)
-    rows, columns = map(np.int32, call.visit.shape[-2:])
-    first, last = first_and_last(call.visit.mT if by_key else call.visit)
-    first, last = (jnp.broadcast_to(x, (batch, x.shape[-1])) for x in (first, last))
-    grid = (
-        (batch, kv_heads, columns, group * rows)
-        if by_key
-        else (batch, heads, rows, columns)
-    )
-
-    def place(b: Any, head: Any, block: Any, t: Any, first: Any, last: Any) -> Any:
-        """Head, block of queries and block of keys; where there is nothing to do, the nearest that is there already."""
-        other = lax.rem(t, rows) if by_key else t
-        near = jnp.maximum(jnp.minimum(other, last[b, block] - 1), first[b, block])
-        if by_key:
-            return head * group + lax.div(t, rows), near, block
-        return head, block, near
-
-    def spec(kind: str, shape: tuple[int, ...]) -> pl.BlockSpec:
-        q, k = call.q_block, call.k_block
-        size = {
-            "query": (None, None, q, shape[-1]),
-            "key": (None, None, k, shape[-1]),
-            "row": (None, None, shape[-2], q),
-            "query_rows": (None, shape[-2], q),
-            "key_rows": (None, shape[-2], k),
-        }[kind]
-
-        def index(
-            b: Any, head: Any, block: Any, t: Any, first: Any, last: Any, _: Any
-        ) -> Any:
-            h, i, j = place(b, head, block, t, first, last)
-            zero = np.int32(0)
-            b = b if shape[0] > 1 else zero
-            return {
-                "query": (b, h, i, zero),
-                "key": (b, lax.div(h, group), j, zero),
-                "row": (b, h, zero, i),
-                "query_rows": (b, zero, i),
-                "key_rows": (b, zero, j),
-            }[kind]
-
-        return pl.BlockSpec(size, index)
-
-    def body(first: Any, last: Any, numbers: Any, *refs: Any) -> None:
-        b, head, block, t = map(pl.program_id, range(4))
-        other = lax.rem(t, rows) if by_key else t
-        step = _Step(
-            head * group + lax.div(t, rows) if by_key else head,
-            numbers,
-            t == 0,
-            t == grid[-1] - 1,
-            (first[b, block] <= other) & (other < last[b, block]),
-        )
-        ends = len(inputs), len(inputs) + len(outputs)
-        kernel(step, refs[: ends[0]], refs[ends[0] : ends[1]], refs[ends[1] :])
-
     inputs = [
         ("query", call.query),
         ("key", call.key),
@@ -433,6 +374,36 @@ def _run(
         ("key_rows", call.key_rows),
         *more,
     ]
+    batch, heads, kv_heads = *call.query.shape[:2], call.key.shape[1]
+    visit = call.visit.mT if by_key else call.visit
+    visit = jnp.broadcast_to(visit, (batch, *visit.shape[1:]))
+    # Of 32 bits whether or not `jax_enable_x64` is on, as the places of the grid are.
+    group, blocks, others = map(np.int32, (heads // kv_heads, *visit.shape[1:]))
+    grid = (batch, heads, blocks, others)
+    if by_key:
+        grid = (batch, kv_heads, blocks, group * others)
+
+    def parted(head: Any, t: Any) -> tuple[Any, Any]:
+        """Head of the queries, and block of the other side."""
+        if by_key:
+            return head * group + lax.div(t, others), lax.rem(t, others)
+        return head, t
+
+    def place(
+        b: Any, head: Any, block: Any, t: Any, first: Any, last: Any, _: Any
+    ) -> Any:
+        """Batch, head, key head, and blocks of queries and keys: for nothing to do, the nearest, which is there."""
+        h, other = parted(head, t)
+        near = jnp.maximum(jnp.minimum(other, last[b, block] - 1), first[b, block])
+        return b, h, lax.div(h, group), *((near, block) if by_key else (block, near))
+
+    def body(first: Any, last: Any, numbers: Any, *refs: Any) -> None:
+        b, head, block, t = map(pl.program_id, range(4))
+        h, other = parted(head, t)
+        is_visited = (first[b, block] <= other) & (other < last[b, block])
+        step = _Step(h, numbers, t == 0, t == pl.num_programs(3) - 1, is_visited)
+        ends = len(inputs), len(inputs) + len(outputs)
+        kernel(step, refs[: ends[0]], refs[ends[0] : ends[1]], refs[ends[1] :])
 
     def run(interpret: Any) -> Callable[..., list[Array]]:
         return pl.pallas_call(
@@ -441,8 +412,8 @@ def _run(
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=3,
                 grid=tuple(map(int, grid)),
-                in_specs=[spec(kind, x.shape) for kind, x in inputs],
-                out_specs=[spec(*output) for output in outputs],
+                in_specs=[_spec(kind, x.shape, call, place) for kind, x in inputs],
+                out_specs=[_spec(*output, call, place) for output in outputs],
                 scratch_shapes=[pltpu.VMEM(shape, call.dtype) for shape in scratch],
             ),
             compiler_params=pltpu.CompilerParams(
@@ -451,8 +422,35 @@ def _run(
             interpret=interpret,
         )
 
-    arrays = (first, last, call.numbers, *(x for _, x in inputs))
+    arrays = (*first_and_last(visit), call.numbers, *(x for _, x in inputs))
     return lax.platform_dependent(*arrays, tpu=run(False), default=run(interpret))
+
+
+def _spec(
+    kind: str, shape: tuple[int, ...], call: _Call, place: Callable[..., Any]
+) -> pl.BlockSpec:
+    """What of an array of this shape belongs to a place; an axis of one batch is everyone's."""
+    size = {
+        "query": (None, None, call.q_block, shape[-1]),
+        "key": (None, None, call.k_block, shape[-1]),
+        "row": (None, None, shape[-2], call.q_block),
+        "query_rows": (None, shape[-2], call.q_block),
+        "key_rows": (None, shape[-2], call.k_block),
+    }[kind]
+
+    def index(*ids: Any) -> Any:
+        b, h, kv_head, i, j = place(*ids)
+        zero = np.int32(0)
+        b = b if shape[0] > 1 else zero
+        return {
+            "query": (b, h, i, zero),
+            "key": (b, kv_head, j, zero),
+            "row": (b, h, zero, i),
+            "query_rows": (b, zero, i),
+            "key_rows": (b, zero, j),
+        }[kind]
+
+    return pl.BlockSpec(size, index)
 
 
 def _result(shape: tuple[int, ...], call: _Call) -> Any:
