@@ -20,6 +20,9 @@ from .schemes import pairs
 
 LEVELS = ("quick", "default", "full")
 LONG, QUICK_SHARE = 8, 12
+# Without jit every operation is compiled alone, which costs more than all else; one dtype shows what it computes, and
+# one of half precision where it is rounded.
+EAGER = ("float64", "bfloat16")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,8 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=LEVELS,
         default=os.environ.get("PARITY_LEVEL", "default"),
         help="quick: about a minute, for a working loop; full: ten drawings of every "
-        "case, and every feature of attention by the kernels of others. The environment "
-        "variable PARITY_LEVEL sets it too, for `--pyargs`.",
+        "case, every dtype without jit, every feature of attention by the kernels of "
+        "others, and TPU v6e beside v5e. The environment variable PARITY_LEVEL sets it "
+        "too, for `--pyargs`.",
     )
 
 
@@ -127,7 +131,8 @@ def _cases(prefixes: tuple[str, ...], level: str) -> Iterator[Case]:
             )
             continue
         for dtype in DTYPES:
-            yield Case(pair, dtype, _far(pair), 0, jit=False)
+            if level == "full" or dtype in EAGER:
+                yield Case(pair, dtype, _far(pair), 0, jit=False)
             for seed in range(10 if level == "full" else 1):
                 for profile in pair.profiles:
                     yield Case(pair, dtype, profile, seed, jit=True)

@@ -79,13 +79,19 @@ def call(case: str) -> tuple[Any, dict[str, tuple[tuple[int, ...], Any]]]:
     return both, shapes
 
 
-@pytest.mark.parametrize("topology", tpu.TOPOLOGIES)
 @pytest.mark.parametrize(
-    ("case", "setting"),
+    ("case", "setting", "topology"),
     [
-        *((case, "highest") for case in CASES),
-        ("everything", "default"),
-        ("everything", "x64"),
+        # The first TPU at every level; others, but for everything together, at the full one.
+        pytest.param(
+            case,
+            setting,
+            topology,
+            marks=pytest.mark.full if n and case != "everything" else (),
+        )
+        for n, topology in enumerate(tpu.TOPOLOGIES)
+        for case in CASES
+        for setting in (SETTINGS if case == "everything" else ("highest",))
     ],
 )
 def test_kernel_compiles_for_a_tpu(case, setting, topology):
