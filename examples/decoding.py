@@ -10,6 +10,8 @@ window and ALiBi go by positions, so slots may be in any order, and these are sp
     ring            a sliding window needs as many slots as it is wide; column t of the batch goes to slot t % slots
     left padding    columns of padding are no tokens, and a row's next position is the number of its tokens so far
 
+A full cache must have a slot for every column: one more takes the place of the oldest.
+
 Compared is every token's output with that of its row in one pass without cache and padding, in float32.
 """
 
@@ -68,13 +70,12 @@ class Keys(NamedTuple):
 class Cache(NamedTuple):
     """The keys so far."""
 
-    slots: (
-        Keys  # of one number from the beginning, so that one compiled step serves all
-    )
-    columns: (
-        jax.Array
-    )  # of the batch so far, padding too; column t is in slot t % slots
-    tokens: jax.Array  # [batch], of each row so far: the position of its next one
+    # Of one number from the beginning, so that one compiled step serves all.
+    slots: Keys
+    # Of the batch so far, padding too; column t is in slot t % slots.
+    columns: jax.Array
+    # [batch], of each row so far: the position of its next one.
+    tokens: jax.Array
 
 
 def start_cache(slots: int, new: Keys) -> Cache:

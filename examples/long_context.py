@@ -145,9 +145,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--length", type=int, default=131_072, help="tokens")
     parser.add_argument("--heads", type=int, default=1)
-    length, heads = (options := parser.parse_args()).length, options.heads
-    if length < 1 or length % min(CHUNK, length) or heads < 1:
-        parser.error(f"--length must be a multiple of {CHUNK}, and --heads positive")
+    options = parser.parse_args()
+    length, heads = options.length, options.heads
+    if length < 1 or heads < 1 or (length > CHUNK and length % CHUNK):
+        parser.error(f"--length must be up to {CHUNK} or a multiple, --heads positive")
     before = peak()
     rng = np.random.default_rng(0)
     shape = (4, length, heads, HEAD_DIM)

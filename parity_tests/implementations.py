@@ -1,5 +1,7 @@
 """What every implementation of attention takes: `python -m parity_tests.implementations` prints the table.
 
+Some minutes; `python -m parity_tests.implementations causal float16` prints these rows.
+
 A feature is one call that has nothing else to refuse. What the printer runs is what test_implementations.py runs: the
 values and all gradients, by the instrument. The kernels of others are tried in bfloat16 where a feature names no dtype,
 and on a CPU they are interpreted (Pallas) or what they are handed is computed by JAX's own attention (cuDNN).
@@ -7,6 +9,7 @@ and on a CPU they are interpreted (Pallas) or what they are handed is computed b
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -104,7 +107,7 @@ FEATURES = (
     Feature("ALiBi, symmetric", _alibi("symmetric")),
     Feature("ALiBi, symmetric, causal", _alibi("symmetric", is_causal=True)),
     Feature("ALiBi, signed", _alibi("signed")),
-    Feature("ALiBi, key", _alibi("key", is_causal=True)),
+    Feature("ALiBi, key, causal", _alibi("key", is_causal=True)),
     Feature(
         "ALiBi, learnable slopes",
         _few({"alibi_kind": "symmetric", "is_causal": True}, "alibi_slopes"),
@@ -200,9 +203,14 @@ def cut_into(tokens: int, package: ModuleType = posenc_jax) -> Iterator[None]:
 
 def main() -> None:
     """Print the table, in Markdown."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("features", nargs="*", help="its rows; all if none is named")
+    chosen = parser.parse_args().features or [feature.name for feature in FEATURES]
     print(f"| feature | {' | '.join(IMPLEMENTATIONS)} | tested by |")
     print(f"|---|{'---|' * len(IMPLEMENTATIONS)}---|")
     for feature in FEATURES:
+        if feature.name not in chosen:
+            continue
         cells = [_cell(outcome(feature, name)) for name in IMPLEMENTATIONS]
         test = f"`test_feature[{feature}-*]`"
         print(f"| {feature.name} | {' | '.join(cells)} | {test} |", flush=True)
@@ -210,7 +218,7 @@ def main() -> None:
 
 def _cell(found: str) -> str:
     """Of a refusal, what it is that is refused."""
-    refused = re.search("one that takes (.*), such as", found)
+    refused = re.search("must be .* or None for (.*), got", found)
     return f"no: {refused[1]}" if refused else found
 
 

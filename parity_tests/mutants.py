@@ -231,7 +231,7 @@ _TABLE = [
     # Attention
     ("slopes of the heads reversed in attention", "posenc_jax/_scores.py", "jnp.asarray(slopes)[:, None, None]", "jnp.asarray(slopes)[::-1, None, None]", "attention.alibi_symmetric"),
     ("slopes not learnable in attention", "posenc_torch/_scores.py", "else slopes[:, None, None]", "else slopes.detach()[:, None, None]", "attention.alibi_symmetric"),
-    ("scale dropped", "posenc_jax/_scores.py", "logits = products * jnp.asarray(terms.scale, dtype)", "logits = products", "attention.plain"),
+    ("scale dropped", "posenc_jax/_scores.py", "query = query * jnp.asarray(terms.scale, query.dtype)", "query = query * 1", "attention.plain"),
     ("scale by the value width", "posenc_torch/attention.py", "1 / math.sqrt(head_dim)", "1 / math.sqrt(value.shape[-1])", "attention.plain"),
     ("key heads interleaved over query heads", "posenc_torch/_scores.py", "    return x.reshape(*batch, kv_heads, heads // kv_heads * tokens, columns)", "    x = x.reshape(*batch, heads // kv_heads, kv_heads, tokens, columns)\n    return x.transpose(-4, -3).reshape(*batch, kv_heads, -1, columns)", "attention.plain"),
     ("causal without the diagonal", "posenc_jax/_scores.py", "conditions.append(key.positions <= query.positions)", "conditions.append(key.positions < query.positions)", "attention.causal"),
@@ -244,7 +244,7 @@ _TABLE = [
     ("mask of the first head for all", "posenc_torch/_scores.py", "conditions.append(mask)", "conditions.append(mask[:, :1])", "attention.per_head"),
     ("bias of the first head for all", "posenc_jax/_scores.py", "logits = logits + terms.bias.astype(dtype)", "logits = logits + terms.bias[..., :1, :, :].astype(dtype)", "attention.per_head"),
     ("softmax with a floor under its peak", "posenc_torch/_scores.py", "torch.exp(logits - finite(peak))", "torch.exp(logits - peak.clamp(min=-80.0))", "attention.deep_logits"),
-    ("scale not learnable", "posenc_torch/_scores.py", "logits = products * terms.scale", "logits = products * torch.as_tensor(terms.scale).detach()", "attention.learnt_scale_and_cap"),
+    ("scale not learnable", "posenc_torch/_scores.py", "products(query * terms.scale, key)", "products(query * torch.as_tensor(terms.scale).detach(), key)", "attention.learnt_scale_and_cap"),
     ("cap not learnable", "posenc_jax/_scores.py", "cap = jnp.asarray(terms.softcap, dtype)", "cap = jax.lax.stop_gradient(jnp.asarray(terms.softcap, dtype))", "attention.learnt_scale_and_cap"),
     ("mask dropped", "posenc_jax/_scores.py", "conditions.append(mask)", "pass", "attention.mask"),
     ("mask inverted", "posenc_torch/_scores.py", "conditions.append(mask)", "conditions.append(~mask)", "attention.mask"),

@@ -253,7 +253,9 @@ def meshes(line: Mesh) -> Found:
     automatic = Mesh(cube.devices, cube.axis_names)
     tokens, all_axes = cut(tokens="tokens"), cut("data", "tokens", "heads")
     whole_slopes = all_axes | {"slopes": P()}
-    kernel = partial(CASES["causal_alibi"], partial(ring, implementation="pallas_tpu"))
+    # By key positions a row is shifted as a whole, whoever its keys come from: the causal attention is the same.
+    kernel = partial(ring, implementation="pallas_tpu", alibi_kind="key")
+    kernel = partial(CASES["causal_alibi"], kernel)
     ways = {
         "unchecked": (line, tokens, by_shard(alibi, line, tokens, check_vma=False)),
         # JAX cannot check the types of a kernel that it interprets.

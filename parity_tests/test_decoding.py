@@ -26,6 +26,8 @@ from posenc_jax.alibi import KINDS
 from .implementations import cut_into
 from .twins import TWINS, Twin
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 CHECKOUT = Path(__file__).parents[1]
 
 # Float64 sums of a dozen terms of order 1, twice: logits and outputs.

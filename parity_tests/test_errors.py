@@ -30,6 +30,8 @@ import posenc_jax
 import posenc_torch
 from posenc_jax._presets import LINE_NAMES, NAMES
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
@@ -616,6 +618,14 @@ def wrong_numbers() -> Iterator[Row]:
                 continue
             sentence = f"`{argument}` must be positive and finite, got {value}."
             yield bad(function, case, ValueError, sentence, **{argument: value})
+
+
+def wrong_factors() -> Iterator[Row]:
+    """What multiplies a float32 number is one."""
+    for argument in ("scale", "logit_softcap"):
+        for case, value in {"large": 1e39, "tiny": 1e-39, "large_int": 10**39}.items():
+            sentence = f"`{argument}` must be a normal float32 number, got {value}."
+            yield bad(SDPA, case, ValueError, sentence, **{argument: value})
 
 
 def wrong_static_numbers() -> Iterator[Row]:
@@ -2575,6 +2585,7 @@ BIASES = [
 ROWS = [
     *wrong_types(),
     *wrong_numbers(),
+    *wrong_factors(),
     *wrong_static_numbers(),
     *wrong_choices(),
     *wrong_dtypes(),

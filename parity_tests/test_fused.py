@@ -543,7 +543,7 @@ def test_refused_for_export_of_any_length(implementation):
     def attend(x):
         return dot_product_attention(x, x, x, implementation=implementation)
 
-    sentence = 'takes sizes that are not known when it is built, such as "reference"'
+    sentence = 'be "reference" or None for sizes that are not known when it is built'
     with pytest.raises(ValueError, match=sentence):
         jax.eval_shape(attend, x)
 
@@ -569,7 +569,7 @@ def test_splash_is_refused_where_shard_map_checks():
 # The whole way
 
 
-def attended(x, slopes, implementation):
+def attended(x, slopes, implementation, scale=None):
     return dot_product_attention(
         x,
         x,
@@ -578,26 +578,35 @@ def attended(x, slopes, implementation):
         alibi_slopes=slopes,
         query_positions=np.arange(8),
         key_positions=8,
+        scale=scale,
         implementation=implementation,
     )
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_what_comes_from_the_host_is_known_inside_jit(kind):
-    """Positions of NumPy's or of an int, slopes of NumPy's, and the scale, also on a mesh whose axes are explicit."""
+    """Positions of NumPy's or of an int, and slopes of NumPy's, also on a mesh whose axes are explicit."""
     axis_type = getattr(jax.sharding.AxisType, kind)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(axis_type,))
     x = jnp.asarray(np.random.default_rng(8).normal(size=(1, 8, HEADS, HEAD_DIM)))
     spec = jax.sharding.PartitionSpec("data")
     x = jax.device_put(x.astype(jnp.bfloat16), jax.sharding.NamedSharding(mesh, spec))
+
+    @jax.jit
+    def splash(x, scale):
+        return attended(x, SLOPES, "splash", scale)
+
+    scale = jnp.float32(
+        0.25
+    )  # A power of two, by which queries are multiplied exactly.
     with jax.set_mesh(mesh):
-        found = jax.jit(lambda x: attended(x, SLOPES, "splash"))(x)
-    expected = attended(x, SLOPES, "reference")
+        found = splash(x, scale)
+    expected = attended(x, SLOPES, "reference", scale)
     bound = UNIT["bfloat16"] * np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
 
 
 def test_what_is_refused_names_what_takes_it():
     x = jnp.zeros((1, 8, HEADS, HEAD_DIM), jnp.bfloat16)
-    with pytest.raises(ValueError, match=r"alibi_slopes.* not known.*blockwise"):
+    with pytest.raises(ValueError, match=r"blockwise.* for .alibi_slopes.* not known"):
         jax.jit(attended, static_argnums=2)(x, SLOPES, "splash")

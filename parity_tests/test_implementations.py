@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import posenc_jax
 import posenc_torch
-from posenc_jax.kernels import FUSED, IMPLEMENTATIONS
+from posenc_jax import kernels
+from posenc_jax.kernels import FUSED, IMPLEMENTATIONS, blockwise
 
 from .implementations import FEATURES, REFUSED, cut_into, outcome
 from .instrument import run
@@ -113,8 +116,8 @@ def test_feature(feature, implementation):
     if feature.name not in REFUSED.get(implementation, ()):
         assert found == "yes"
         return
-    assert found.startswith("`implementation` must be one that takes ")
-    assert found.endswith(f'such as "blockwise", got "{implementation}".')
+    assert found.startswith('`implementation` must be "blockwise" or None for ')
+    assert found.endswith(f', got "{implementation}".')
 
 
 def test_what_is_refused_is_a_feature():
@@ -297,8 +300,69 @@ def program(implementation, q_len, k_len):
 
 @by_blocks
 def test_scores_are_never_held_at_once(implementation):
-    assert "13,17]" in program("reference", 13, 17)
-    assert "13,17]" not in program(implementation, 13, 17)
+    """Of several whole blocks, so that nothing is padded, and a whole block is not the whole."""
+    q_len, k_len = 3 * BLOCK[implementation], 4 * BLOCK[implementation]
+    for scores in (f"{q_len},{k_len}]", f"{k_len},{q_len}]"):
+        assert scores not in program(implementation, q_len, k_len)
+    assert f"{q_len},{k_len}]" in program("reference", q_len, k_len)
+
+
+def test_blocks_of_many_heads_are_smaller():
+    """512 heads in all: blocks of 128 tokens, whose scores are no more than those of 64 heads in blocks of 512."""
+    x = jax.ShapeDtypeStruct((32, 1024, 16, 8), jnp.float32)
+
+    def total(x):
+        return posenc_jax.dot_product_attention(
+            x, x, x, implementation="blockwise"
+        ).sum()
+
+    with cut_into(512):
+        text = str(jax.make_jaxpr(jax.grad(total))(x))
+    sizes = [
+        math.prod(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", text)
+    ]
+    assert max(sizes) == 512 * 128**2
+
+
+@pytest.mark.parametrize(
+    ("devices", "mapped", "options", "expected"),
+    [
+        (1, None, {}, "pallas_tpu"),
+        (1, None, {"bias": np.zeros((40, 40), np.float32)}, "blockwise"),
+        (4, None, {}, "blockwise"),
+        (4, {"data", "heads"}, {}, "pallas_tpu"),
+        (4, {"data"}, {}, "blockwise"),
+    ],
+)
+def test_none_on_a_tpu(monkeypatch, devices, mapped, options, expected):
+    """The kernel where one device has the whole program, which inside `jax.shard_map` is all axes of the mesh."""
+    x = jax.ShapeDtypeStruct((1, 40, 2, 8), jnp.float32)
+    mesh = jax.sharding.AbstractMesh((1, 1), ("data", "heads"))
+    taken = []
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+
+    def take(name, *_):
+        taken.append(name)
+        return blockwise
+
+    monkeypatch.setattr(kernels, "taking", take)
+
+    def attend(x):
+        return posenc_jax.dot_product_attention(x, x, x, **options)
+
+    if mapped:
+        everywhere = jax.sharding.PartitionSpec()
+        attend = jax.shard_map(
+            attend,
+            mesh=mesh,
+            in_specs=everywhere,
+            out_specs=everywhere,
+            axis_names=mapped,
+        )
+    with cut_into(4):
+        jax.eval_shape(attend, x)
+    assert taken == [expected]
 
 
 def test_none_holds_the_scores_only_where_they_are_few():
@@ -436,32 +500,40 @@ def test_empty_slots_do_not_hide_a_block(implementation):
     assert_close(found, expected, 2e-5)
 
 
-@by_blocks
-def test_positions_beyond_int32(implementation):
-    """Of 64 bits, where x64 is on: only their differences matter."""
-    at = np.arange(13) + 2**31 - 5
-    options = {
-        "is_causal": True,
-        "sliding_window": 6,
-        "query_positions": at,
-        "key_positions": at,
+# Of 64 bits, where x64 is on: a position with the others far behind it, and documents that are one in 32 bits.
+FAR = np.where(np.arange(13) == 3, 2**40, np.arange(13) + 2**31 - 5)
+DOCUMENTS = np.arange(13) // 7 * 2**32
+BEYOND_INT32 = {
+    "positions": {"query_positions": FAR, "key_positions": FAR, "is_causal": True},
+    "segments": {"query_segment_ids": DOCUMENTS, "key_segment_ids": DOCUMENTS},
+}
+
+
+@pytest.mark.parametrize("case", BEYOND_INT32)
+def test_tokens_beyond_int32(case):
+    """A TPU has 32 bits: what a program cannot refuse, since it is traced, is NaN."""
+    options, learnt = BEYOND_INT32[case], {**drawn(13, 13), "alibi_slopes": SLOPES}
+    if case == "segments":
+        del learnt["alibi_slopes"]
+    small = {  # The same order and the same documents.
+        name: np.unique(x, return_inverse=True)[1] if name[-3:] == "ids" else x
+        for name, x in options.items()
     }
-    learnt = {**drawn(13, 13), "alibi_slopes": SLOPES}
-    near = {**options, "query_positions": at - at[0], "key_positions": at - at[0]}
-    expected = results("reference", learnt, near)
-    assert_close(results(implementation, learnt, options), expected)
-
-
-def test_segment_ids_beyond_int32():
-    """No two documents of a TPU's 32 bits are one of 64."""
-    ids = np.arange(13) // 7 * 2**32
-    options = {"query_segment_ids": ids, "key_segment_ids": ids}
-    small = {name: ids // 2**32 for name in options}
-    learnt = drawn(13, 13)
     expected = results("reference", learnt, small)
     assert_close(results("blockwise", learnt, options), expected)
-    with pytest.raises(ValueError, match="takes segment ids beyond int32"):
+    with pytest.raises(ValueError, match="for positions or segment ids beyond int32"):
         attend("pallas_tpu", learnt, options)
+    rules = {"is_causal": options.get("is_causal", False)}
+    traced = {name: x for name, x in options.items() if name != "is_causal"}
+
+    @jax.jit
+    def out(traced):
+        return attend("pallas_tpu", learnt, traced | rules)
+
+    assert np.isnan(out(traced)).all()
+    near = {name: x % 7 for name, x in traced.items()}
+    expected = attend("reference", learnt, near | rules)
+    assert_close({"out": out(near)}, {"out": expected})
 
 
 def test_mask_of_queries_is_not_multiplied_by_keys():
@@ -525,6 +597,21 @@ def test_large_logits_leave_the_weights_as_they_are(implementation):
     found = results(implementation, learnt, options, cotangent)
     # The logits are rounded alike; a dozen terms are summed in another order.
     assert_close(found, expected, 2e-5)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+def test_huge_logits_are_weights_of_one(implementation):
+    """Up to 1e30, compiled: a logit that is rounded another way beside its peak makes a weight of inf."""
+    learnt = {name: x.astype(np.float32) for name, x in drawn(13, 13).items()}
+    learnt |= {name: learnt[name] * np.float32(1e15) for name in ("query", "key")}
+    double = {name: x.astype(np.float64) for name, x in learnt.items()}
+    cotangent = np.random.default_rng(9).normal(size=(2, 13, HEADS, VALUE_DIM))
+    expected = results("reference", double, {}, cotangent)
+    found = results(implementation, learnt, {}, cotangent.astype(np.float32))
+    # Rows of one weight each: values are copied, and the others' gradients are its rounding times 1e15.
+    for name, unit in {"out": 1, "value": 1, "query": 1e15, "key": 1e15}.items():
+        apart = np.abs(found[name] - expected[name]).max()
+        assert apart <= FLOAT32 * unit, name
 
 
 def test_derivative_of_the_gradient_in_float32():

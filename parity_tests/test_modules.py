@@ -25,6 +25,8 @@ import posenc_torch
 import posenc_torch.modules
 from posenc_jax._presets import LINE_NAMES
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -1844,7 +1846,9 @@ def test_attention_fn_needs_only_the_mask_for_left_padding(framework):
 
 def decode_steps(framework: Framework, encoding: str, masks: Any) -> np.ndarray:
     """Token after token through a cache, in one compiled step; masks[i] is given at step i."""
-    fn = make_attention_fn(framework, decode=True, **ENCODINGS[encoding])
+    fn = make_attention_fn(
+        framework, decode=True, is_causal=True, **ENCODINGS[encoding]
+    )
     layer = attention_layer(framework, fn, decode=True)
     traces, outs = [], []
     if framework is LINEN:
@@ -2053,8 +2057,19 @@ def test_layers_attend_by_the_implementation_that_is_asked_for(framework):
     assert_close(attend(framework, fn, TOKENS), want, units=ATTENTION_UNITS)
     fn = make_attention_fn(framework, **BOTH, implementation="pallas_tpu")
     mask = np.tril(np.ones((TOKENS.shape[1],) * 2, bool))[None, None]
-    with pytest.raises(ValueError, match="takes a `mask` that differs between"):
+    with pytest.raises(ValueError, match="for a `mask` that differs between"):
         attend(framework, fn, TOKENS, mask=mask)
+
+
+@pytest.mark.parametrize("implementation", [None, "blockwise", "pallas_tpu"])
+@each_flax
+def test_layers_are_causal_without_a_mask(framework, implementation):
+    """Linen's layer has no `is_causal` of its own, and nnx's gives False where nothing is said."""
+    causal = {"is_causal": True, "implementation": implementation}
+    got = attend(framework, make_attention_fn(framework, **BOTH, **causal), TOKENS)
+    mask = np.tril(np.ones((TOKENS.shape[1],) * 2, bool))[None, None]
+    want = attend(framework, make_attention_fn(framework, **BOTH), TOKENS, mask=mask)
+    assert_close(got, want, units=ATTENTION_UNITS)
 
 
 @pytest.mark.parametrize("precision", [None, "highest", jax.lax.Precision.DEFAULT])

@@ -9,6 +9,8 @@ import pytest
 
 from .mutants import MUTANTS, kill
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 def _id(mutant):
     return f"{mutant.file}-{mutant.name}".replace(" ", "_")

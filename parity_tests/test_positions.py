@@ -18,6 +18,8 @@ import posenc_torch
 from .twins import TWINS, Twin
 from .variants import U
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 both = pytest.mark.parametrize("twin", TWINS, ids=str)
 orders = pytest.mark.parametrize("order", ["contiguous", "zigzag"])
 

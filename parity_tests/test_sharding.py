@@ -5,6 +5,7 @@ What needs several devices, several processes or the TPU compiler runs in `shard
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -248,8 +249,12 @@ def alone(*args: Any, **options: Any) -> Any:
     def attend(*args: Any) -> Any:
         return ring_attention(*args, axis_name="ring", **options)
 
-    mapped = jax.vmap(attend, axis_name="ring")
-    return mapped(*(x[None] for x in args))[0]
+    mesh = jax.make_mesh((1,), ("ring",), axis_types=(jax.sharding.AxisType.Auto,))
+    # Given whole, so that nothing varies along the ring before the call.
+    attend = jax.shard_map(
+        attend, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(None, "ring")
+    )
+    return attend(*args)
 
 
 def test_ring_of_one_device():
@@ -272,8 +277,11 @@ def test_ring_keeps_the_dtype_of_the_queries():
 
 def test_axis_must_be_of_a_shard_map():
     query, key, value, _ = tokens()
-    with pytest.raises(ValueError, match=r"`axis_name` must be an axis of .*'nowhere'"):
-        ring_attention(query, key, value, axis_name="nowhere")
+    message = r"`axis_name` must be an axis of .*'nowhere'"
+    attend = functools.partial(ring_attention, axis_name="nowhere")
+    for call in (attend, jax.vmap(attend, axis_name="nowhere")):
+        with pytest.raises(ValueError, match=message):
+            call(query, key, value)
     for wrong in (3, ["nowhere"]):
         with pytest.raises(TypeError, match="`axis_name` must be a str, got"):
             ring_attention(query, key, value, axis_name=wrong)

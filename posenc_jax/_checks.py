@@ -13,6 +13,9 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+# Of the normal numbers that float32 has; smaller ones are flushed to zero on some machines.
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
 
 def dtype_name(dtype: Any) -> str:
     try:
@@ -86,6 +89,16 @@ def check_factor(name: str, value: Any) -> None:
     """A positive number, or a scalar array, whose value may be traced or learnt and is not looked at."""
     if not (is_floating(value) and value.ndim == 0):
         check_positive(name, value)
+
+
+def as_factor(name: str, value: Any) -> float | Array:
+    """Of float32 numbers, so that it must be one."""
+    check_factor(name, value)
+    if is_array(value) and value.ndim == 0:
+        return value
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"`{name}` must be a normal float32 number, got {value}.")
+    return float(value)
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from ._checks import (
     as_table,
     check_choice,
     check_fits,
+    check_flag,
     check_rank,
     check_size,
 )
@@ -33,6 +34,7 @@ __all__ = ["make_attention_fn"]
 
 def make_attention_fn(
     *,
+    is_causal: bool = False,
     rope: RopeConfig | None = None,
     alibi_slopes: Float[np.ndarray | Array, " heads"] | None = None,
     alibi_kind: Kind = "symmetric",
@@ -55,9 +57,12 @@ def make_attention_fn(
     not seen.
 
     Args:
+        is_causal: Attend only to keys that are not after the query, as where the module is called with `is_causal`,
+            which Flax's linen and older nnx modules have not. Causality as a mask would hold all scores.
         rope: The rotary embedding; its `head_dim` must be that of the queries. None means no rotation.
         seq_len: Tokens attended over, for a `rope` whose scaling depends on it; see `RopeConfig.inv_freq`.
-        alibi_slopes: As from `alibi_slopes`, [heads]. None means no bias.
+        alibi_slopes: As from `alibi_slopes`, [heads]. None means no bias. Of slopes that are learnt, give the array:
+            make the function where the module is called.
         alibi_kind: "symmetric", "signed", "key", "past" or "future"; see `alibi_bias`.
         query_positions, key_positions: Tokens, both or neither; None means 0, 1, 2, ..., for as many queries
             as keys. Only differences matter to the result, so left padding needs nothing but the mask.
@@ -74,6 +79,7 @@ def make_attention_fn(
         ValueError, TypeError: if an option is unknown or out of range, or positions are given by half or
             with `decode`.
     """
+    check_flag("is_causal", is_causal)
     check_choice("alibi_kind", alibi_kind, KINDS)
     check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
     _check_rope(rope, seq_len)
@@ -83,6 +89,7 @@ def make_attention_fn(
         check_size("sliding_window", sliding_window)
     _check_given(query_positions, key_positions, decode=decode)
     encoded = not (rope is None and alibi_slopes is None and sliding_window is None)
+    always_causal = is_causal
 
     # linen passes only the arguments it finds in this signature; those that cannot be honoured are here to be
     # refused. `force_fp32_for_softmax` is not, since the softmax never has less.
@@ -110,6 +117,7 @@ def make_attention_fn(
             qk_attn_weights_einsum=qk_attn_weights_einsum,
             attn_weights_value_einsum=attn_weights_value_einsum,
         )
+        is_causal = is_causal or always_causal
         check_rank("query", query, "[..., q, heads, head_dim]", at_least=3)
         check_rank("key", key, "[..., k, kv_heads, head_dim]", at_least=3)
         if dtype is not None:

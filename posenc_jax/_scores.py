@@ -94,6 +94,8 @@ def scores(
 ) -> Array:
     """Logits [*batch, heads, q, k], in the dtype of `query` and `key`."""
     slopes = terms.slopes
+    # Not the products: a compiler would join that to the subtraction of the peak, and round a logit another way there.
+    query = query * jnp.asarray(terms.scale, query.dtype)
     return logits(
         rules,
         products(query, key),
@@ -125,9 +127,8 @@ def logits(
     query: Tokens,
     key: Tokens,
 ) -> Array:
-    """Logits of products; terms, mask and the tokens of both sides broadcast against them."""
-    dtype = products.dtype
-    logits = products * jnp.asarray(terms.scale, dtype)
+    """Logits of scaled products; terms, mask and the tokens of both sides broadcast against them."""
+    logits, dtype = products, products.dtype
     if terms.softcap is not None:
         cap = jnp.asarray(terms.softcap, dtype)
         logits = cap * jnp.tanh(logits / cap)

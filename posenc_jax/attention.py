@@ -19,12 +19,12 @@ from jax import Array
 
 from ._checks import (
     as_boolean,
+    as_factor,
     as_floating,
     as_integers,
     as_positions,
     as_table,
     check_choice,
-    check_factor,
     check_fits,
     check_flag,
     check_rank,
@@ -53,7 +53,7 @@ def dot_product_attention(
     bias: Float[Array, "*#scores"] | None = None,
     mask: Bool[Array, "*#scores"] | None = None,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
     alibi_slopes: Float[np.ndarray | Array, " heads"] | None = None,
     alibi_kind: Kind = "symmetric",
     query_positions: Int[Array, "*#batch q"] | int | None = None,
@@ -61,7 +61,7 @@ def dot_product_attention(
     query_segment_ids: Int[Array, "*#batch q"] | None = None,
     key_segment_ids: Int[Array, "*#batch k"] | None = None,
     sliding_window: int | None = None,
-    logit_softcap: float | None = None,
+    logit_softcap: float | Float[Array, ""] | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Attend from queries to keys and average the values.
@@ -78,18 +78,21 @@ def dot_product_attention(
         alibi_kind: "symmetric", "signed", "key", "past" or "future"; see `alibi_bias`.
         query_positions, key_positions: Tokens, [q] and [k] or with batch axes. None means 0, 1, 2, ...
             for keys, and for queries if there are as many queries as keys; otherwise where the queries stand
-            must be said, since half of the field aligns them with the first keys and half with the last.
+            must be said, since half of the field aligns them with the first keys and half with the last. Less than
+            2^31 apart for ALiBi.
         query_segment_ids, key_segment_ids: Attend only where they are equal (packed documents); both or neither.
         sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens (with
             `is_causal`: to the last `sliding_window` keys, its own among them, as in Hugging Face's Mistral).
         logit_softcap: Cap scaled logits to (-c, c) by c tanh(s / c), before any bias (as flash-attention does).
         implementation: How it is computed. What one does not take it refuses by name.
             "reference": all scores at once, [*batch, heads, q, k]; any derivative.
-            "blockwise": by blocks of 512 x 512 scores of every head, in memory that grows with q + k, on any backend.
+            "blockwise": by blocks of 512 x 512 scores of every head (128 x 128 where heads times the batch are a
+            thousand), in memory that grows with q + k, on any backend.
             The gradient computes the scores once more; it has no forward-mode derivative, and the gradient no reverse
             one. For a block of queries, blocks of keys before the first and after the last that positions and segments
             leave something of, in any row of the batch, are not computed.
-            "pallas_tpu": likewise, as a TPU kernel, for each row of the batch; no `bias`, and a `mask` of keys only.
+            "pallas_tpu": likewise, as a TPU kernel, for each row of the batch; no `bias`, a `mask` of keys only, positions
+            and segments of 32 bits (traced others give NaN). Beside bfloat16 values, weights have 17 bits.
             It runs on one device or inside `jax.shard_map`. Where there is no TPU it is interpreted, slowly (inside
             `jax.shard_map` with `check_vma=False`).
             "splash": JAX's own TPU kernel; positions must be 0, 1, 2, ..., known when the program is built, and ALiBi
@@ -100,7 +103,7 @@ def dot_product_attention(
             decoding); else on one TPU or inside `jax.shard_map` "pallas_tpu" if it takes the call; else "blockwise".
     Returns:
         [*batch, q, heads, value_dim] in the dtype of `query`. Products, softmax and sums are computed in
-        float32 (float64 if any input is), rounded once at the end.
+        float32 (float64 if queries, slopes or bias are) and rounded once, where `implementation` says nothing else.
     Raises:
         TypeError: if an array or number is of the wrong type, or query, key and value differ in dtype.
         ValueError: if shapes do not fit, a number is out of range, or positions are needed and not given.
@@ -136,7 +139,7 @@ def scaled_dot_product_attention_with_alibi(
     *,
     mask: Bool[Array, "*#scores"] | None = None,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
     query_positions: Int[Array, "*#batch q"] | int | None = None,
     key_positions: Int[Array, "*#batch k"] | int | None = None,
 ) -> Float[Array, "*batch q heads value_dim"]:
@@ -209,9 +212,9 @@ def _checked(
     if scale is None:
         scale = 1 / math.sqrt(head_dim)
     else:
-        check_factor("scale", scale)
+        scale = as_factor("scale", scale)
     if logit_softcap is not None:
-        check_factor("logit_softcap", logit_softcap)
+        logit_softcap = as_factor("logit_softcap", logit_softcap)
     if sliding_window is not None:
         check_size("sliding_window", sliding_window)
     if mask is not None:
@@ -253,10 +256,11 @@ def _positions(
         )
     query_positions = q_len if query_positions is None else query_positions
     key_positions = k_len if key_positions is None else key_positions
-    return (
+    fitting = (
         _fitting("query_positions", query_positions, (*batch, q_len)),
         _fitting("key_positions", key_positions, (*batch, k_len)),
     )
+    return fitting if required else (None, None)
 
 
 def _fitting(name: str, positions: Any, shape: tuple[int, ...]) -> Any:

@@ -30,6 +30,7 @@ from .alibi import Kind
 from .attention import _checked
 from .kernels import KERNELS, best_kernel, recomputed, run, taking
 from .kernels._blocks import Sums
+from .kernels._sharding import varying
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -44,7 +45,7 @@ def ring_attention(
     *,
     axis_name: str,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
     alibi_slopes: Float[np.ndarray | Array, " heads"] | None = None,
     alibi_kind: Kind = "symmetric",
     query_positions: Int[Array, "*#batch q"] | None = None,
@@ -52,7 +53,7 @@ def ring_attention(
     query_segment_ids: Int[Array, "*#batch q"] | None = None,
     key_segment_ids: Int[Array, "*#batch k"] | None = None,
     sliding_window: int | None = None,
-    logit_softcap: float | None = None,
+    logit_softcap: float | Float[Array, ""] | None = None,
     implementation: Literal["blockwise", "pallas_tpu"] | None = None,
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Attend from the queries of one device to the keys of every device along a mesh axis, inside `jax.shard_map`.
@@ -109,6 +110,9 @@ def ring_attention(
         partial(_forward, kernel.forward, axis_name),
         partial(_backward, kernel.backward, axis_name),
     )
+    # Where every device has the same keys, those that go round are still its neighbour's.
+    query = varying(operands.query, frozenset({axis_name}))
+    operands = operands._replace(query=query)
     return run(partial(recomputed, ring, rules), operands).swapaxes(-2, -3)
 
 
@@ -152,7 +156,7 @@ def _backward(
     def meet(visitors: Any, totals: Any) -> Any:
         here = backward(rules, _with(operands, visitors), out, sums, d_out)
         d_query, d_key, d_value, d_terms = totals
-        # They left their last host when the visitors did, and arrive while this host computes.
+        # They left their last host when the visitors did (zeros, at first), and arrive while this host computes.
         d_key, d_value = _next((d_key, d_value), axis_name)
         return jax.tree.map(jnp.add, (d_query, d_key, d_value, d_terms), here)
 
@@ -211,13 +215,11 @@ def _with(operands: Operands, visitors: Any) -> Operands:
 def _check_axis(axis_name: Any) -> None:
     if not isinstance(axis_name, str):
         raise TypeError(f"`axis_name` must be a str, got {describe(axis_name)}.")
-    try:
-        lax.axis_size(axis_name)
-    except NameError:
+    if axis_name not in jax.sharding.get_abstract_mesh().manual_axes:
         raise ValueError(
             f"`axis_name` must be an axis of the `jax.shard_map` that the call is in, "
             f"got {axis_name!r}."
-        ) from None
+        )
 
 
 def _check_positions(name: str, positions: Any) -> None:

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Of the normal numbers that float32 has; smaller ones are flushed to zero on some machines.
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
 
 def dtype_name(dtype: Any) -> str:
     if isinstance(dtype, torch.dtype):
@@ -85,6 +88,16 @@ def check_factor(name: str, value: Any) -> None:
     """A positive number, or a scalar array, whose value may be traced or learnt and is not looked at."""
     if not (is_array(value) and value.ndim == 0 and value.is_floating_point()):
         check_positive(name, value)
+
+
+def as_factor(name: str, value: Any) -> float | Tensor:
+    """Of float32 numbers, so that it must be one."""
+    check_factor(name, value)
+    if is_array(value) and value.ndim == 0:
+        return value
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"`{name}` must be a normal float32 number, got {value}.")
+    return float(value)
 
 
 def check_flag(name: str, value: Any) -> None:

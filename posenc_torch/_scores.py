@@ -94,7 +94,7 @@ def scores(
     slopes = terms.slopes
     return logits(
         rules,
-        products(query, key),
+        products(query * terms.scale, key),
         terms._replace(slopes=None if slopes is None else slopes[:, None, None]),
         operands.mask,
         Tokens(*(x if x is None else x[..., None, :, None] for x in operands[-2])),
@@ -116,9 +116,8 @@ def logits(
     query: Tokens,
     key: Tokens,
 ) -> Tensor:
-    """Logits of products; terms, mask and the tokens of both sides broadcast against them."""
-    dtype = products.dtype
-    logits = products * terms.scale
+    """Logits of scaled products; terms, mask and the tokens of both sides broadcast against them."""
+    logits, dtype = products, products.dtype
     if terms.softcap is not None:
         logits = terms.softcap * torch.tanh(logits / terms.softcap)
     if terms.bias is not None:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from ._checks import (
     as_boolean,
+    as_factor,
     as_floating,
     as_integers,
     as_positions,
     as_table,
     check_choice,
-    check_factor,
     check_fits,
     check_flag,
     check_rank,
@@ -51,7 +51,7 @@ def dot_product_attention(
     bias: Float[Tensor, "*#scores"] | None = None,
     mask: Bool[Tensor, "*#scores"] | None = None,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: float | Float[Tensor, ""] | None = None,
     alibi_slopes: Float[Tensor, " heads"] | None = None,
     alibi_kind: Kind = "symmetric",
     query_positions: Int[Tensor, "*#batch q"] | int | None = None,
@@ -59,7 +59,7 @@ def dot_product_attention(
     query_segment_ids: Int[Tensor, "*#batch q"] | None = None,
     key_segment_ids: Int[Tensor, "*#batch k"] | None = None,
     sliding_window: int | None = None,
-    logit_softcap: float | None = None,
+    logit_softcap: float | Float[Tensor, ""] | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Tensor, "*batch heads q value_dim"]:
     """Attend from queries to keys and average the values.
@@ -76,7 +76,8 @@ def dot_product_attention(
         alibi_kind: "symmetric", "signed", "key", "past" or "future"; see `alibi_bias`.
         query_positions, key_positions: Tokens, [q] and [k] or with batch axes. None means 0, 1, 2, ...
             for keys, and for queries if there are as many queries as keys; otherwise where the queries stand
-            must be said, since half of the field aligns them with the first keys and half with the last.
+            must be said, since half of the field aligns them with the first keys and half with the last. Less than
+            2^31 apart for ALiBi.
         query_segment_ids, key_segment_ids: Attend only where they are equal (packed documents); both or neither.
         sliding_window: Attend only to keys with abs(query_position - key_position) < sliding_window, tokens (with
             `is_causal`: to the last `sliding_window` keys, its own among them, as in Hugging Face's Mistral).
@@ -84,7 +85,7 @@ def dot_product_attention(
         implementation: "reference" or None, which chooses it; materialises [*batch, heads, q, k].
     Returns:
         [*batch, heads, q, value_dim] in the dtype of `query`. Products, softmax and sums are computed in
-        float32 (float64 if any input is), rounded once at the end.
+        float32 (float64 if queries, slopes or bias are) and rounded once, where `implementation` says nothing else.
     Raises:
         TypeError: if an array or number is of the wrong type, or query, key and value differ in dtype.
         ValueError: if shapes do not fit, a number is out of range, or positions are needed and not given.
@@ -105,9 +106,9 @@ def dot_product_attention(
     if scale is None:
         scale = 1 / math.sqrt(head_dim)
     else:
-        check_factor("scale", scale)
+        scale = as_factor("scale", scale)
     if logit_softcap is not None:
-        check_factor("logit_softcap", logit_softcap)
+        logit_softcap = as_factor("logit_softcap", logit_softcap)
     if sliding_window is not None:
         check_size("sliding_window", sliding_window)
     if mask is not None:
@@ -141,7 +142,7 @@ def scaled_dot_product_attention_with_alibi(
     *,
     mask: Bool[Tensor, "*#scores"] | None = None,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: float | Float[Tensor, ""] | None = None,
     query_positions: Int[Tensor, "*#batch q"] | int | None = None,
     key_positions: Int[Tensor, "*#batch k"] | int | None = None,
 ) -> Float[Tensor, "*batch heads q value_dim"]:
@@ -204,10 +205,11 @@ def _positions(
         )
     query_positions = q_len if query_positions is None else query_positions
     key_positions = k_len if key_positions is None else key_positions
-    return (
+    fitting = (
         _fitting("query_positions", query_positions, (*batch, q_len), device),
         _fitting("key_positions", key_positions, (*batch, k_len), device),
     )
+    return fitting if required else (None, None)
 
 
 def _fitting(

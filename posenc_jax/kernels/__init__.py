@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
 from .. import _scores
 from .._scores import Operands, Rules, Tokens
@@ -45,9 +46,15 @@ def attend(implementation: str | None, rules: Rules, operands: Operands) -> Arra
     if implementation in KERNELS:
         return run(partial(recomputed, module, rules), operands)
 
+    def known(outside: Any, inside: Any) -> Any:
+        return inside if isinstance(outside, Tracer) else outside
+
     def fused(operands: Operands) -> Array:
         # It has to know the values of terms, which are traced once they vary or are sharded.
-        return module.attend(rules, operands._replace(terms=terms))
+        inside = operands.terms
+        return module.attend(
+            rules, operands._replace(terms=jax.tree.map(known, terms, inside))
+        )
 
     return run(fused, operands)
 
@@ -61,7 +68,7 @@ def taking(implementation: str, rules: Rules, operands: Operands) -> Any:
         refused, instead = module.refusal(rules, operands), "blockwise"
     if refused is not None:
         raise ValueError(
-            f'`implementation` must be one that takes {refused}, such as "{instead}", '
+            f'`implementation` must be "{instead}" or None for {refused}, '
             f'got "{implementation}".'
         )
     return module

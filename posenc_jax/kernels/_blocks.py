@@ -15,6 +15,7 @@ __all__ = [
     "block_of",
     "block_size",
     "first_and_last",
+    "mask_refusal",
     "padded",
     "take",
     "to_visit",
@@ -34,6 +35,14 @@ class Sums(NamedTuple):
     def divisor(self) -> Array:
         """A row without keys has a total of 0, and nothing to divide."""
         return jnp.where(self.total == 0, 1, self.total)
+
+
+def mask_refusal(operands: Operands) -> str | None:
+    """A kernel holds no array of all scores: it takes a mask of keys alone."""
+    mask = operands.mask
+    if mask is None or all(size == 1 for size in mask.shape[-3:-1]):
+        return None
+    return "a `mask` that differs between heads or queries (causality is `is_causal`)"
 
 
 def block_size(length: int, largest: int, multiple_of: int = 1) -> int:

@@ -7,18 +7,20 @@
 
 so that scale q' . k' = scale q . k + m (j - c). With c in the middle of the sequence, a is a multiple of 256 and b is
 from 0 to 255: bfloat16 and float16 hold both exactly. Each s has the next 8 (11) bits of the slope, so that one is
-enough for a power of two and three for any float32. These products are exact in float32, and only their sum is rounded.
+enough for a power of two and three for any float32 (float16 has no bits below 2^-24; what is left over counts below).
+These products are exact in float32, and only their sum is rounded.
 
 That sum is where it may fail: its terms are as large as A = max(m) max(|a| + b), whereas the reference adds m (i - j),
 which is small wherever the weight is not. A float32 sum of n terms rounds n times, each time by up to 2^-24 A, and such
 errors add up like sqrt(n), in whatever order: 2 sqrt(n) 2^-24 A is at least 3.4 of their standard deviations (Higham
-and Mary, 2019, SIAM J. Sci. Comput. 41(5), A2815). Where a logit is off by e, a weight is off by a factor of 1 + e, no
-more than by the kernel's own rounding of weights to the p bits of the inputs if e <= 2^-p. So the condition is
+and Mary, 2019, SIAM J. Sci. Comput. 41(5), A2815). Where logits are off by e, a weight is off by a factor of 1 + 2 e at
+most, by its own logit and by the total of its row. The kernel rounds weights to the p bits of the inputs, an error of
+2^-p in each; with e <= 2^-p this one is at most twice that. So the condition is
 
     2 sqrt(n) 2^-24 A + max(|m - scale sum(s)|) max(|a| + b)  <=  2^-p
 
-With head_dim 64 and slopes up to 1/2 that is up to 15 000 tokens in bfloat16 and up to 1 200 in float16. In float32 it
-never is: its sums would have to be wider than float32.
+With head_dim 64 and slopes up to 1/2 that is up to 15 000 tokens in bfloat16 and up to 1 200 in float16. In float32,
+whose sums would have to be wider than float32, it holds only where the bias is next to nothing.
 """
 
 from __future__ import annotations

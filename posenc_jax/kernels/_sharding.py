@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import Array
 
 from .._scores import Operands
 
-__all__ = ["automatic", "may_be_partitioned", "varies_over", "varying_alike"]
+__all__ = ["automatic", "may_be_partitioned", "varies_over", "varying", "varying_alike"]
 
 
 def automatic(function: Callable[[Operands], Array], operands: Operands) -> Array:
@@ -35,17 +35,16 @@ def varying_alike(operands: Operands) -> Operands:
     """
     arrays = jax.tree.leaves(operands)
     axes = frozenset().union(*map(varies_over, arrays))
-    lax: Any = jax.lax
+    return jax.tree.map(lambda x: varying(x, axes), operands)
 
-    def varying(x: Any) -> Any:
-        missing = tuple(axes - varies_over(x))
-        if not missing:
-            return x
-        if hasattr(lax, "pcast"):
-            return lax.pcast(x, missing, to="varying")
-        return lax.pvary(x, missing)  # JAX before 0.8.2.
 
-    return jax.tree.map(varying, operands)
+def varying(x: Any, axes: frozenset[str]) -> Any:
+    missing, lax = tuple(axes - varies_over(x)), cast(Any, jax.lax)
+    if not missing:
+        return x
+    if hasattr(lax, "pcast"):
+        return lax.pcast(x, missing, to="varying")
+    return lax.pvary(x, missing)  # JAX before 0.8.2.
 
 
 def varies_over(x: Any) -> frozenset[str]:

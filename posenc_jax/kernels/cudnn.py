@@ -28,20 +28,22 @@ def refusal(rules: Rules, operands: Operands) -> str | None:
     capability = _compute_capability()
     if capability is None:
         return f"a backend without an NVIDIA GPU (here {jax.default_backend()})"
+    if capability < 8:
+        return f"an NVIDIA GPU before Ampere (here of compute capability {capability})"
     if query.dtype not in (jnp.bfloat16, jnp.float16):
         return f"{query.dtype}"
     if terms.bias is not None:
-        return "`bias`"
+        return "a `bias`"
     if mask is not None:
-        return "`mask`"
+        return "a `mask`"
     if query_tokens.segment_ids is not None:
         return "segment ids"
     if terms.softcap is not None:
-        return "`logit_softcap`"
+        return "a `logit_softcap`"
     if isinstance(terms.scale, Tracer):
         return "a `scale` that is not known when the program is built"
     if rules.sliding_window is not None and not rules.is_causal:
-        return "`sliding_window` without `is_causal`"
+        return "a `sliding_window` without `is_causal`"
     refused = positions_refusal(rules, operands) or alibi_refusal(
         rules, operands, float(terms.scale)
     )

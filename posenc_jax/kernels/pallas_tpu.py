@@ -7,7 +7,8 @@ visit is known before the kernel starts: those before and after are neither comp
 Products of two bfloat16 arrays are exact in float32. Weights and gradients of scores are float32; against bfloat16 they
 go through the matrix unit as two bfloat16 halves, an error of 2 ** -17. Float32 is multiplied at the highest precision.
 
-Source: as for `blockwise`; the two passes of the backward kernel: Dao, 2023, arXiv:2307.08691.
+Source: as for `blockwise`. Gradients of queries and of keys by two kernels, each of which writes a block once: JAX's
+own attention for TPU, `jax.experimental.pallas.ops.tpu.flash_attention`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .._scores import Operands, Rules, Terms, Tokens, finite, logits, score_dtype
-from ._blocks import Sums, block_size, first_and_last, padded, to_visit, whole
+from ._blocks import (
+    Sums,
+    block_size,
+    first_and_last,
+    mask_refusal,
+    padded,
+    to_visit,
+    whole,
+)
 
 __all__ = ["backward", "forward", "refusal"]
 
@@ -49,20 +58,21 @@ def refusal(rules: Rules, operands: Operands) -> str | None:  # noqa: ARG001
         return "float64 on a TPU"
     if operands.terms.bias is not None:
         return "a `bias`"
-    mask = operands.mask
-    if mask is not None and any(size != 1 for size in mask.shape[-3:-1]):
-        return "a `mask` that differs between heads or queries"
-    for tokens in operands[-2:]:
-        if not _fits_32_bits(tokens.segment_ids):
-            return "segment ids beyond int32"
-    return None
+    for x in _of_64_bits(operands):
+        if not isinstance(x, Tracer) and not _fits_32_bits(x).all():
+            return "positions or segment ids beyond int32"
+    return mask_refusal(operands)
 
 
-def _fits_32_bits(x: Any) -> bool:
-    """As far as can be seen: of traced numbers only the dtype."""
-    if x is None or x.dtype.itemsize <= 4 or isinstance(x, Tracer):
-        return True
-    return bool((x == x.astype(jnp.int32)).all())
+def _of_64_bits(operands: Operands) -> list[Any]:
+    """Numbers of tokens of which a kernel holds no more than 32 bits."""
+    tokens = (*operands.query_tokens, *operands.key_tokens)
+    return [x for x in tokens if x is not None and x.dtype.itemsize > 4]
+
+
+def _fits_32_bits(x: Any) -> Any:
+    """For every row of tokens."""
+    return (x == x.astype(jnp.int32).astype(x.dtype)).all(-1)
 
 
 def forward(rules: Rules, operands: Operands) -> tuple[Array, Sums]:
@@ -275,7 +285,9 @@ def _cut(rules: Rules, largest: int, operands: Operands) -> _Call:
         key_tokens = key_tokens._replace(are_there=whole(mask, {-1: k_block}))
     counts = query.shape[-2] // q_block, key.shape[-2] // k_block
     visit = to_visit(rules, query_tokens, key_tokens, *counts)
-    query_tokens, key_tokens = _in_32_bits(query_tokens, key_tokens)
+    for x in _of_64_bits(blocks):
+        # Traced, it could not be refused, and must not become attention at other positions.
+        query = jnp.where(_fits_32_bits(x)[..., None, None, None], query, math.nan)
     return _Call(
         rules,
         operands.terms,
@@ -291,20 +303,6 @@ def _cut(rules: Rules, largest: int, operands: Operands) -> _Call:
         jnp.concatenate(numbers),
         visit,
     )
-
-
-def _in_32_bits(*sides: Tokens) -> list[Tokens]:
-    """Positions of 64 bits from the lowest, of which only differences matter."""
-    lowest = 0
-    if sides[0].positions is not None and sides[0].positions.dtype.itemsize > 4:
-        lowest = jnp.minimum(*(tokens.positions.min() for tokens in sides))
-
-    def of(tokens: Tokens) -> Tokens:
-        if tokens.positions is not None:
-            tokens = tokens._replace(positions=tokens.positions - lowest)
-        return Tokens(*(x if x is None else x.astype(jnp.int32) for x in tokens))
-
-    return [of(tokens) for tokens in sides]
 
 
 def _logits(
@@ -325,8 +323,9 @@ def _logits(
         return jnp.full((1, call.q_block), step.numbers[at], call.dtype)
 
     def logits_of(products: Array, softcap: Any, slope: Any) -> Array:
-        terms = Terms(step.numbers[SCALE], softcap, slope)
-        return logits(call.rules, products, terms, None, of_queries, of_keys)
+        scaled = products * step.numbers[SCALE]
+        terms = Terms(None, softcap, slope)
+        return logits(call.rules, scaled, terms, None, of_queries, of_keys)
 
     return logits_of, (
         _dot(key, query, 1, 1),
@@ -336,7 +335,7 @@ def _logits(
 
 
 def _packed(tokens: Tokens, length: int) -> Array:
-    given = [x for x in tokens if x is not None]
+    given = [x.astype(jnp.int32) for x in tokens if x is not None]
     nothing = [jnp.zeros((1, length), jnp.int32)]
     return jnp.stack(jnp.broadcast_arrays(*given or nothing), -2)
 

@@ -19,7 +19,7 @@ from jax import Array
 from jax.core import Tracer
 
 from .._scores import Operands, Rules, reach
-from ._blocks import block_size, whole
+from ._blocks import block_size, mask_refusal, whole
 from ._folded import alibi_refusal, fold, positions_refusal
 from ._sharding import varies_over
 
@@ -47,12 +47,9 @@ def refusal(rules: Rules, operands: Operands) -> str | None:
     if query.dtype not in (jnp.bfloat16, jnp.float32):
         return f"{query.dtype}"
     if terms.bias is not None:
-        return "`bias`"
-    if mask is not None:
-        if any(size != 1 for size in mask.shape[-3:-1]):
-            return "a `mask` that differs between heads or queries"
-        if segment_ids is not None:
-            return "`mask` and segment ids together"
+        return "a `bias`"
+    if mask is not None and segment_ids is not None:
+        return "a `mask` and segment ids together"
     if segment_ids is not None:
         if segment_ids.dtype != jnp.int32:
             return (
@@ -65,7 +62,11 @@ def refusal(rules: Rules, operands: Operands) -> str | None:
             )
     if isinstance(terms.softcap, Tracer):
         return "a `logit_softcap` that is not known when the program is built"
-    return positions_refusal(rules, operands) or alibi_refusal(rules, operands, 1.0)
+    return (
+        mask_refusal(operands)
+        or positions_refusal(rules, operands)
+        or alibi_refusal(rules, operands, 1.0)
+    )
 
 
 def attend(rules: Rules, operands: Operands) -> Array:
