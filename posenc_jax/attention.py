@@ -91,16 +91,16 @@ def dot_product_attention(
             The gradient computes the scores once more; it has no forward-mode derivative, and the gradient no reverse
             one. For a block of queries, blocks of keys before the first and after the last that positions and segments
             leave something of, in any row of the batch, are not computed.
-            "pallas_tpu": likewise, as a TPU kernel, for each row of the batch; no `bias`, a `mask` of keys only, positions
-            and segments of 32 bits (traced others give NaN). Beside bfloat16 values, weights have 17 bits.
-            It runs on one device or inside `jax.shard_map`. Where there is no TPU it is interpreted, slowly (inside
-            `jax.shard_map` with `check_vma=False`).
+            "pallas_tpu": likewise, as a TPU kernel, for each row of the batch; no `bias`, a `mask` of keys only, and
+            positions and segments of 32 bits (traced others give NaN). Beside bfloat16 values, weights have 17 bits. It
+            runs on one device or inside a `jax.shard_map` of all axes of the mesh. Where there is no TPU it is
+            interpreted, slowly (inside `jax.shard_map` with `check_vma=False`).
             "splash": JAX's own TPU kernel; positions must be 0, 1, 2, ..., known when the program is built, and ALiBi
             is carried in more channels of the heads, where that is exact. It rounds queries once they are multiplied
             by the scale, and weights, to the dtype of `query`.
             "cudnn": NVIDIA's kernel, likewise; bfloat16 or float16, no mask, bias, segments or cap.
             None: "reference" where the scores are small (512 x 512 of every head, or no more than the keys, as in
-            decoding); else on one TPU or inside `jax.shard_map` "pallas_tpu" if it takes the call; else "blockwise".
+            decoding); else "pallas_tpu" on a TPU if it takes the call and runs there; else "blockwise".
     Returns:
         [*batch, q, heads, value_dim] in the dtype of `query`. Products, softmax and sums are computed in
         float32 (float64 if queries, slopes or bias are) and rounded once, where `implementation` says nothing else.

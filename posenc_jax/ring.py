@@ -74,7 +74,7 @@ def ring_attention(
         query_segment_ids, key_segment_ids: Of the tokens that are here. Padding is a segment that no query has: keys
             of -1, say. There is no mask or bias, which would be as large as the scores.
         implementation: Of one round, as in `dot_product_attention`: "blockwise", "pallas_tpu", or None, which is
-            "pallas_tpu" on a TPU if it takes the call, else "blockwise".
+            "pallas_tpu" on a TPU if it takes the call and no axis of the mesh is left out, else "blockwise".
     Returns:
         [*batch, q, heads, value_dim] in the dtype of `query`, one device's rows of what `dot_product_attention` of
         the whole gives. Rounds are merged in float32 (float64 if any input is).
