@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from .instrument import DTYPES, PROFILES, VERDICTS, Pair, Report, compare, oracles, run
+from .instrument import DTYPES, PROFILES, VERDICTS, Pair, Report, judge, oracles, run
 from .instrument.bounded import Bounded, exact, exp, tanh
 from .instrument.frameworks import run_jax, run_torch, unit_roundoff
 from .instrument.inputs import FAR, positions
@@ -21,8 +21,8 @@ RIGHT = TRUTH.astype(F32)
 ONE_ROUNDING = Bounded(TRUTH, np.abs(TRUTH))
 
 
-def judge(a, b, truth=ONE_ROUNDING, dtype=F32, compute=F32):
-    return compare("out", a, b, truth, dtype=dtype, compute=compute).verdict
+def verdict(a, b, truth=ONE_ROUNDING, dtype=F32, compute=F32):
+    return judge("out", a, b, truth, dtype=dtype, compute=compute).verdict
 
 
 def nudged(by, at=(1, 2)):
@@ -32,35 +32,35 @@ def nudged(by, at=(1, 2)):
 
 
 def test_compare_equal():
-    assert judge(RIGHT, RIGHT) == "EQUAL"
+    assert verdict(RIGHT, RIGHT) == "EQUAL"
 
 
 def test_compare_agree_within_rounding():
     towards = np.where(TRUTH > RIGHT, np.inf, -np.inf).astype(F32)
     other = np.nextafter(RIGHT, towards)
     loose = Bounded(TRUTH, 4 * np.abs(TRUTH))
-    assert judge(RIGHT, other, loose) == "AGREE"
+    assert verdict(RIGHT, other, loose) == "AGREE"
 
 
 @pytest.mark.parametrize("by", [1e-5, -1e-5, 1.0], ids=str)
 def test_compare_names_the_worse_side(by):
-    assert judge(nudged(by), RIGHT) == "A_WORSE"
-    assert judge(RIGHT, nudged(by)) == "B_WORSE"
+    assert verdict(nudged(by), RIGHT) == "A_WORSE"
+    assert verdict(RIGHT, nudged(by)) == "B_WORSE"
 
 
 def test_compare_float64_difference_is_another_function():
     double = Bounded(TRUTH, np.abs(TRUTH))
     right = TRUTH.copy()
-    assert judge(right + 1e-12, right, double, F64, F64) == "DIVERGE"
-    assert judge(right, right + 1e-12, double, F64, F64) == "DIVERGE"
+    assert verdict(right + 1e-12, right, double, F64, F64) == "DIVERGE"
+    assert verdict(right, right + 1e-12, double, F64, F64) == "DIVERGE"
 
 
 def test_compare_shared_fault_is_both_poor():
-    assert judge(nudged(1e-3), nudged(1e-3)) == "BOTH_POOR"
+    assert verdict(nudged(1e-3), nudged(1e-3)) == "BOTH_POOR"
 
 
 def test_compare_two_faults_diverge():
-    assert judge(nudged(1.0), nudged(-1.0)) == "DIVERGE"
+    assert verdict(nudged(1.0), nudged(-1.0)) == "DIVERGE"
 
 
 def test_compare_one_bad_head_cannot_hide():
@@ -68,8 +68,8 @@ def test_compare_one_bad_head_cannot_hide():
     loose = Bounded(TRUTH, np.full_like(TRUTH, 1e4))
     bad = RIGHT.copy()
     bad[2] += np.float32(5e3 * unit_roundoff(F32))
-    assert judge(bad, RIGHT, loose) == "A_WORSE"
-    assert judge(RIGHT, bad, loose) == "B_WORSE"
+    assert verdict(bad, RIGHT, loose) == "A_WORSE"
+    assert verdict(RIGHT, bad, loose) == "B_WORSE"
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,17 @@ def test_compare_one_bad_head_cannot_hide():
     ids=["shape", "rank", "wider", "narrower", "nan", "inf"],
 )
 def test_compare_contract(wrong):
-    assert judge(wrong, RIGHT) == "CONTRACT"
-    assert judge(RIGHT, wrong) == "CONTRACT"
+    assert verdict(wrong, RIGHT) == "CONTRACT"
+    assert verdict(RIGHT, wrong) == "CONTRACT"
 
 
 def test_compare_nan_where_nan_is_right():
     truth, right = TRUTH.copy(), RIGHT.copy()
     truth[0, 0] = right[0, 0] = np.nan
     bounded = Bounded(truth, np.abs(truth))
-    assert judge(right, right, bounded) == "EQUAL"
-    assert judge(RIGHT, right, bounded) == "CONTRACT"
-    assert judge(right, RIGHT, bounded) == "CONTRACT"
+    assert verdict(right, right, bounded) == "EQUAL"
+    assert verdict(RIGHT, right, bounded) == "CONTRACT"
+    assert verdict(right, RIGHT, bounded) == "CONTRACT"
 
 
 @pytest.mark.parametrize(
@@ -105,25 +105,25 @@ def test_compare_nan_where_nan_is_right():
 )
 def test_compare_nothing_is_invalid(truth):
     result = truth.astype(F32)
-    assert judge(result, result, exact(truth)) == "INVALID"
+    assert verdict(result, result, exact(truth)) == "INVALID"
 
 
 def test_compare_exact_places_allow_nothing():
-    assert judge(RIGHT, RIGHT, exact(RIGHT)) == "EQUAL"
+    assert verdict(RIGHT, RIGHT, exact(RIGHT)) == "EQUAL"
     ulp = np.spacing(RIGHT[1, 2])
-    assert judge(nudged(ulp), RIGHT, exact(RIGHT)) == "A_WORSE"
+    assert verdict(nudged(ulp), RIGHT, exact(RIGHT)) == "A_WORSE"
 
 
 def test_compare_half_precision_allows_one_rounding():
     rounded = TRUTH.astype(BF16)
-    assert judge(rounded, rounded, ONE_ROUNDING, BF16, F32) == "EQUAL"
+    assert verdict(rounded, rounded, ONE_ROUNDING, BF16, F32) == "EQUAL"
     twice = np.nextafter(rounded, BF16.type(9))
-    assert judge(twice, rounded, ONE_ROUNDING, BF16, F32) == "A_WORSE"
+    assert verdict(twice, rounded, ONE_ROUNDING, BF16, F32) == "A_WORSE"
 
 
 def test_compare_bound_that_admits_zero_is_invalid():
     loose = Bounded(TRUTH, np.full_like(TRUTH, 4 / unit_roundoff(F32)))
-    assert judge(RIGHT, RIGHT, loose) == "INVALID"
+    assert verdict(RIGHT, RIGHT, loose) == "INVALID"
 
 
 def test_report_verdict_is_the_worst():
@@ -141,7 +141,7 @@ def test_report_check_raises_with_the_table():
 
 
 def _row():
-    return compare("out", RIGHT, RIGHT, ONE_ROUNDING, dtype=F32, compute=F32)
+    return judge("out", RIGHT, RIGHT, ONE_ROUNDING, dtype=F32, compute=F32)
 
 
 # Runners ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from .frameworks import DTYPES
 from .inputs import PROFILES
 from .pairs import Pair, run
-from .verdicts import PASSING, VERDICTS, Report, Row, compare
+from .ports import compare
+from .verdicts import PASSING, VERDICTS, Report, Row, judge
 
 __all__ = [
     "DTYPES",
@@ -14,5 +15,6 @@ __all__ = [
     "Report",
     "Row",
     "compare",
+    "judge",
     "run",
 ]

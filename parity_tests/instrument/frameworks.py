@@ -15,7 +15,14 @@ import ml_dtypes
 import numpy as np
 import torch
 
-__all__ = ["DTYPES", "run_jax", "run_torch", "unit_roundoff"]
+__all__ = [
+    "DTYPES",
+    "from_torch",
+    "run_jax",
+    "run_torch",
+    "to_torch",
+    "unit_roundoff",
+]
 
 Arrays = Mapping[str, np.ndarray]
 Function = Callable[..., dict[str, Any]]
@@ -68,7 +75,7 @@ _compiled = jax.jit(_outputs_and_gradients, static_argnums=(0, 1))
 def run_torch(
     function: Function, inputs: Arrays, cotangents: Arrays, wrt: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    tensors = {name: _to_torch(array) for name, array in inputs.items()}
+    tensors = {name: to_torch(array) for name, array in inputs.items()}
     for name in wrt:
         tensors[name].requires_grad_()
     outputs = function(**tensors)
@@ -78,23 +85,23 @@ def run_torch(
         gradients = torch.autograd.grad(
             [outputs[name] for name in reached],
             [tensors[name] for name in wrt],
-            [_to_torch(cotangents[name]) for name in reached],
+            [to_torch(cotangents[name]) for name in reached],
             allow_unused=True,
             materialize_grads=True,
         )
-    results = {name: _to_numpy(tensor.detach()) for name, tensor in outputs.items()}
+    results = {name: from_torch(tensor.detach()) for name, tensor in outputs.items()}
     named = zip(wrt, gradients, strict=True)
-    return {**results, **{f"d_{name}": _to_numpy(grad) for name, grad in named}}
+    return {**results, **{f"d_{name}": from_torch(grad) for name, grad in named}}
 
 
-def _to_torch(array: np.ndarray) -> torch.Tensor:
+def to_torch(array: np.ndarray) -> torch.Tensor:
     """bfloat16 travels as bits: NumPy's extension type is unknown to torch, and no value may change on the way."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
 
 
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def from_torch(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         bits = tensor.contiguous().view(torch.int16)
         return bits.numpy().view(ml_dtypes.bfloat16)

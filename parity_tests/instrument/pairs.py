@@ -18,7 +18,7 @@ from .frameworks import (
     unit_roundoff,
 )
 from .inputs import PROFILES
-from .verdicts import Report, compare
+from .verdicts import Report, judge
 
 __all__ = ["Pair", "run"]
 
@@ -81,7 +81,7 @@ def run(pair: Pair, *, dtype: str, profile: str, seed: int, jit: bool) -> Report
     for name, truth in truths.items():
         held = pair.dtype(name.removeprefix("d_"), dtype)
         rows.append(
-            compare(
+            judge(
                 name,
                 a[name],
                 b[name],

@@ -8,11 +8,15 @@ from __future__ import annotations
 import numpy as np
 
 __all__ = [
+    "EXPLAINS",
     "FUNCTION_UNITS",
+    "HUGE",
     "ORACLE_SHARE",
     "PEER_FACTOR",
     "PEER_FLOOR_SHARE",
     "PEER_FLOOR_UNITS",
+    "PORT_FACTOR",
+    "STAGE_SHARE",
     "TANH_UNITS",
     "UNDERFLOW",
 ]
@@ -38,3 +42,15 @@ PEER_FACTOR = 4.0
 PEER_FLOOR_UNITS = 2.0
 # As a share of the bound: the bound adds up n roundings that all err the same way, honest ones mostly cancel.
 PEER_FLOOR_SHARE = 1 / 64
+
+# Without an oracle a bound is what float32 was seen to cost PyTorch's side, times so much: as much worse as one right
+# side may be than another.
+PORT_FACTOR = PEER_FACTOR
+
+# Two stages of float64 runs hold the same numbers if they differ by so much of the largest. Constants may be float32 on
+# one side, 6e-8 of their size, and angles carry that over hundreds of tokens; faults are of 1e-3 and more.
+STAGE_SHARE = 2e-5
+# A hypothesis explains a difference if it leaves so much of it: of a difference of a percent, what STAGE_SHARE allows.
+EXPLAINS = 1e-3
+# What is written for minus infinity is finite in some programs: the least float32 or half of it.
+HUGE = 1e30

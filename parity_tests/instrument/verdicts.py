@@ -26,7 +26,7 @@ from .tolerances import (
     UNDERFLOW,
 )
 
-__all__ = ["PASSING", "VERDICTS", "Report", "Row", "compare"]
+__all__ = ["PASSING", "VERDICTS", "Report", "Row", "judge"]
 
 VERDICTS = (
     "EQUAL",
@@ -39,6 +39,8 @@ VERDICTS = (
     "INVALID",
 )
 PASSING = ("EQUAL", "AGREE")
+# Of a report that is printed; the worst if there are more.
+MOST_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
+    """What was found: a row for each tensor, what may have caused it, and what else is to be known."""
+
     title: str
     rows: tuple[Row, ...]
+    causes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -81,18 +87,25 @@ class Report:
             raise AssertionError(str(self))
 
     def __str__(self) -> str:
-        head = f"{'tensor':<10} {'|A-true|':>9} {'|B-true|':>9} {'bound':>9}"
+        shown = self.rows
+        if len(shown) > MOST_ROWS:
+            shown = sorted(shown, key=lambda row: -VERDICTS.index(row.verdict))
+        shown, left = shown[:MOST_ROWS], len(shown[MOST_ROWS:])
+        width = max([10, *(len(row.name) for row in shown)])
+        head = f"{'tensor':<{width}} {'|A-true|':>9} {'|B-true|':>9} {'bound':>9}"
         head += f" {'A/bound':>8} {'B/bound':>8} {'A:B':>7}  verdict"
-        lines = [f"PARITY {self.verdict}  {self.title}  (A = jax, B = torch)", head]
+        lines = [f"PARITY {self.verdict}  {self.title}  (A = jax, B = torch)"]
+        lines += [*self.causes, head]
         lines += [
-            f"{r.name:<10} {r.error_a:9.1e} {r.error_b:9.1e} {r.bound:9.1e}"
+            f"{r.name:<{width}} {r.error_a:9.1e} {r.error_b:9.1e} {r.bound:9.1e}"
             f" {r.ratio_a:8.2g} {r.ratio_b:8.2g} {r.peer:7.2g}  {r.verdict} {r.reason}"
-            for r in self.rows
+            for r in shown
         ]
-        return "\n".join(lines)
+        lines += [f"and {left} tensors no worse"] if left else []
+        return "\n".join(line.rstrip() for line in [*lines, *self.notes])
 
 
-def compare(
+def judge(
     name: str,
     a: np.ndarray,
     b: np.ndarray,

@@ -1,0 +1,145 @@
+"""`python -m parity_tests compare PORT ORIGINAL`: is a port its original up to rounding, and if not, where and why?
+
+    python -m parity_tests compare flax_port.py:Attention model.py:Attention --input x=float:2,16,48
+
+A program is FILE.py:NAME or MODULE:NAME: a function, a module, or a class or function that makes one; what it is made
+with is given by --make, to each side what it has a parameter for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .instrument import compare
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; 0 if the sides agree, 1 if they do not, 2 if they could not be compared."""
+    parser = argparse.ArgumentParser(
+        prog="python -m parity_tests",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser(
+        "compare", help="a port in JAX with its original in PyTorch"
+    )
+    command.add_argument(
+        "port", metavar="PORT", help="in JAX: FILE.py:NAME or MODULE:NAME"
+    )
+    command.add_argument("original", metavar="ORIGINAL", help="in PyTorch: likewise")
+    command.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        required=True,
+        metavar="NAME=KIND:SIZES",
+        help="KIND is float (normal numbers), positions (0, 1, 2, ... along the last axis) or "
+        "tokens/N (below N), SIZES as 2,16,48; once for every input, in the order of the call",
+    )
+    command.add_argument(
+        "--make",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what the sides are made with, such as width=48",
+    )
+    command.add_argument("--seed", type=int, default=0, help="of inputs and weights")
+    command.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the report there"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        rng = np.random.default_rng(options.seed)
+        inputs = dict(_drawn(text, rng) for text in options.input)
+        made = dict(_value(text) for text in options.make)
+        port, original = (
+            _program(text, made) for text in (options.port, options.original)
+        )
+        report = compare(port, original, inputs, seed=options.seed)
+    except (ValueError, TypeError, OSError, ImportError, AttributeError) as error:
+        print(f"could not compare: {error}", file=sys.stderr)
+        return 2
+    print(report)
+    if options.json:
+        found = {"verdict": report.verdict, **dataclasses.asdict(report)}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if report.passed else 1
+
+
+def _drawn(text: str, rng: np.random.Generator) -> tuple[str, np.ndarray]:
+    name, _, what = text.partition("=")
+    kind, _, sizes = what.partition(":")
+    try:
+        shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+    except ValueError:
+        raise ValueError(f"`--input` must be NAME=KIND:SIZES, got {text!r}.") from None
+    if kind == "float":
+        return name, rng.normal(size=shape)
+    if kind == "positions":
+        return name, np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape).copy()
+    if kind.startswith("tokens/"):
+        return name, rng.integers(0, int(kind.removeprefix("tokens/")), shape).astype(
+            np.int32
+        )
+    raise ValueError(
+        f"`--input` must be of kind float, positions or tokens/N, got {text!r}."
+    )
+
+
+def _value(text: str) -> tuple[str, Any]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise ValueError(f"`--make` must be NAME=VALUE, got {text!r}.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _program(text: str, made: dict[str, Any]) -> Any:
+    """What is named, made if it is a class or has a name like `make_model`."""
+    module, _, name = text.rpartition(":")
+    if not module:
+        raise ValueError(
+            f"a program must be FILE.py:NAME or MODULE:NAME, got {text!r}."
+        )
+    thing = getattr(_imported(module), name)
+    if inspect.isclass(thing):
+        parameters = inspect.signature(thing.__init__).parameters
+        options = {key: value for key, value in made.items() if key in parameters}
+        if "rngs" in parameters:
+            from flax import nnx
+
+            options["rngs"] = nnx.Rngs(0)
+        return thing(**options)
+    return thing
+
+
+def _imported(module: str) -> Any:
+    if not module.endswith(".py"):
+        return importlib.import_module(module)
+    path = Path(module)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise ValueError(f"there is no file {module}.")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = loaded
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""Is this port the original, up to rounding, and if not, where and why?
+
+Both sides run on the same weights and inputs, in float64 first: they are one function or they are not. Then in float32,
+values and gradients for one random cotangent: what is the port worse by? Without an oracle the truth is the original's
+float64 run, and what float32 may cost is what it costs the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .bounded import Bounded
+from .causes import explained
+from .frameworks import DTYPES, run_jax, run_torch, to_torch, unit_roundoff
+from .sides import Side, jax_side, named, torch_side
+from .stages import (
+    Recording,
+    Region,
+    diverging,
+    record_jax,
+    record_torch,
+    replayed_torch,
+)
+from .tolerances import PEER_FLOOR_UNITS, PORT_FACTOR
+from .verdicts import Report, Row, judge
+from .weights import WeightMap, back, carried, checked, guessed
+
+__all__ = ["compare"]
+
+Arrays = dict[str, np.ndarray]
+# What an array of a call is, before its name.
+INPUT, WEIGHT = "input ", "weight "
+
+
+def compare(
+    jax_program: Any,
+    torch_program: Any,
+    inputs: Mapping[str, Any],
+    *,
+    weights: WeightMap | None = None,
+    seed: int = 0,
+) -> Report:
+    """Compare a port in JAX with its original in PyTorch.
+
+    Args:
+        jax_program: A function, a `flax.nnx.Module` or a `flax.linen.Module`.
+        torch_program: A function or a `torch.nn.Module`. Outputs of both are arrays or trees of arrays, in one order of
+            axes.
+        inputs: Arrays by name; floating ones are differentiated. They are passed by these names where a side has such
+            parameters, else in this order.
+        weights: {JAX's name: (PyTorch's name, "same" or "transpose")}; None guesses it by names and shapes. The report
+            says it.
+        seed: Of the weights, which are drawn anew around those that PyTorch's side has, and of the cotangents.
+    Returns:
+        A report whose rows are outputs and gradients ("d_" and the name), A the port and B the original, in float64 and
+        in float32. Its causes say what explains a difference and where the sides part, its notes which weight is which.
+    Raises:
+        TypeError: if a side is none of these.
+        ValueError: if the weights do not fit each other.
+    """
+    inputs = {name: np.asarray(array) for name, array in inputs.items()}
+    port, original = jax_side(jax_program, inputs), torch_side(torch_program)
+    if weights is None:
+        weights = guessed(port.weights, original.weights)
+    checked(weights, port.weights, original.weights)
+    case = _Case(port, original, weights, inputs, seed)
+    title = f"{port.source} | {original.source}"
+    if faults := case.contract():
+        return Report(title, tuple(faults))
+    rows = case.rows()
+    wrong = {row.name.split()[0] for row in rows if row.verdict == "DIVERGE"}
+    outputs = [name for name in case.outputs if name in wrong]
+    causes: list[str] = []
+    if outputs:
+        causes = case.diagnosis(outputs)
+    elif wrong:
+        causes = ["outputs agree: look for what stops or changes a gradient"]
+    notes = (f"weight {a} is {b}, {how}" for a, (b, how) in weights.items())
+    return Report(title, tuple(rows), tuple(causes), tuple(notes))
+
+
+class _Case:
+    """Two sides, and the numbers that both are given."""
+
+    def __init__(
+        self, port: Side, original: Side, weights: WeightMap, inputs: Arrays, seed: int
+    ) -> None:
+        self.port, self.original, self.weights = port, original, weights
+        rng = np.random.default_rng(seed)
+        drawn = {name: _around(w, rng) for name, w in original.weights.items()}
+        inputs = {INPUT + name: x for name, x in inputs.items()}
+        self.of_torch = inputs | {WEIGHT + name: w for name, w in drawn.items()}
+        self.of_jax = inputs | {
+            WEIGHT + a: carried(drawn[b], how, port.weights[a].shape)
+            for a, (b, how) in weights.items()
+        }
+        outputs = _program(original, "float32")(**_tensors(self.of_torch, "float32"))
+        self.outputs = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
+
+    def contract(self) -> list[Row]:
+        """Outputs that are not there on both sides, or not of one shape."""
+        arrays = {
+            name: jnp.asarray(x) for name, x in _cast(self.of_jax, "float32").items()
+        }
+        ours = jax.eval_shape(
+            lambda given: _program(self.port, "float32")(**given), arrays
+        )
+        shapes = (
+            {name: tuple(x.shape) for name, x in outputs.items()}
+            for outputs in (ours, self.outputs)
+        )
+        a, b = shapes
+        return [
+            Row(
+                name,
+                "CONTRACT",
+                reason=f"A has {a.get(name, 'none')}, B {b.get(name, 'none')}",
+            )
+            for name in sorted({*a, *b})
+            if a.get(name) != b.get(name)
+        ]
+
+    def rows(self) -> list[Row]:
+        a64, b64 = self._run("float64")
+        a32, b32 = self._run("float32")
+        rows = []
+        for name in b64:
+            truth = _truth(b64[name], b32[name])
+            rows.append(_judged(name, a64[name], b64[name], truth, "float64"))
+            rows.append(_judged(name, a32[name], b32[name], truth, "float32"))
+        return rows
+
+    def _run(self, dtype: str) -> tuple[Arrays, Arrays]:
+        """Outputs and gradients of both sides, by PyTorch's names and in its shapes."""
+        cotangents = _cast(self.outputs, dtype)
+
+        def results(side: Side, arrays: Arrays, run: Callable[..., Arrays]) -> Arrays:
+            arrays = _cast(arrays, dtype)
+            learnt = tuple(name for name, x in arrays.items() if x.dtype.kind == "f")
+            return run(_program(side, dtype), arrays, cotangents, learnt)
+
+        a = results(self.port, self.of_jax, _run_jitted)
+        b = results(self.original, self.of_torch, run_torch)
+        for ours, (theirs, how) in self.weights.items():
+            gradient = a.pop(f"d_{WEIGHT}{ours}")
+            a[f"d_{WEIGHT}{theirs}"] = back(
+                gradient, how, self.of_torch[WEIGHT + theirs].shape
+            )
+        return _without_kinds(a), _without_kinds(b)
+
+    def diagnosis(self, outputs: list[str]) -> list[str]:
+        """What explains that these outputs are another function's, and where the sides part."""
+        with jax.enable_x64(True):
+            arrays = _cast(self.of_jax, "float64")
+            port = record_jax(
+                lambda given: _program(self.port, "float64")(**given),
+                {name: jnp.asarray(x) for name, x in arrays.items()},
+            )
+
+        def run(given: dict[str, Any]) -> dict[str, Any]:
+            return _program(self.original, "float64")(**given)
+
+        original = record_torch(run, _tensors(self.of_torch, "float64"))
+        ours, theirs = diverging(port, original, outputs)
+        found = {name: port.stages[port.outputs[name]].value for name in outputs}
+
+        def error(instead: dict[int, np.ndarray]) -> float:
+            try:
+                again = replayed_torch(run, _tensors(self.of_torch, "float64"), instead)
+            except RuntimeError:  # What follows does not take such numbers.
+                return np.inf
+            return max(_apart(found[name], again[name]) for name in outputs)
+
+        causes = explained(original, theirs, port, ours, error)
+        return [
+            *(f"consistent with: {cause}" for cause in causes),
+            _said("B", original, theirs),
+            _said("A", port, ours),
+        ]
+
+
+def _run_jitted(*call: Any) -> Arrays:
+    return run_jax(*call, jit=True)
+
+
+def _program(side: Side, dtype: str) -> Callable[..., dict[str, Any]]:
+    """A function of arrays under the names of a case; outputs that are whole numbers are compared as floating ones."""
+
+    def function(**arrays: Any) -> dict[str, Any]:
+        weights, inputs = (
+            {
+                name.removeprefix(kind): x
+                for name, x in arrays.items()
+                if name.startswith(kind)
+            }
+            for kind in (WEIGHT, INPUT)
+        )
+        outputs = named(side.call(weights, inputs, dtype))
+        return {name: side.floating(x, dtype) for name, x in outputs.items()}
+
+    return function
+
+
+def _without_kinds(arrays: Arrays) -> Arrays:
+    return {
+        name.replace(f"d_{WEIGHT}", "d_").replace(f"d_{INPUT}", "d_"): x
+        for name, x in arrays.items()
+    }
+
+
+def _said(side: str, recording: Recording, region: Region) -> str:
+    """The last lines that have the numbers of the other side, and the first that have others."""
+
+    def lines(stages: tuple[int, ...]) -> str:
+        seen = dict.fromkeys(recording.stages[at].where for at in stages)
+        return ", ".join([*filter(None, seen)][:4])
+
+    return f"{side} is the same up to {lines(region.known[::-1])}; not from {lines(region.parting)}"
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference, as a share of the largest number."""
+    there = np.isfinite(a)
+    if a.shape != b.shape or (there != np.isfinite(b)).any():
+        return np.inf
+    size = np.abs(a[there]).max(initial=0) or 1.0
+    return float(np.abs(a[there] - b[there]).max(initial=0) / size)
+
+
+def _truth(exact: np.ndarray, rounded: np.ndarray) -> Bounded:
+    """The float64 run, and PORT_FACTOR times what float32 was seen to cost, all over the tensor."""
+    u = unit_roundoff(np.float32)
+    exact = exact.astype(np.float64)
+    floor = PEER_FLOOR_UNITS * u * np.abs(exact).max(initial=0)
+    cost = max(np.abs(rounded - exact).max(initial=0), floor)
+    return Bounded(exact, np.full(exact.shape, PORT_FACTOR * cost / u))
+
+
+def _judged(name: str, a: np.ndarray, b: np.ndarray, truth: Bounded, dtype: str) -> Row:
+    """A row; what is off in float64 by no more than float32 costs was computed in float32 all the same."""
+    held = DTYPES[dtype]
+    row = judge(f"{name} {dtype}", a, b, truth, dtype=held, compute=held)
+    within = a.shape == truth.value.shape and bool(
+        (np.abs(a - truth.value) <= unit_roundoff(np.float32) * truth.units).all()
+    )
+    if row.verdict == "DIVERGE" and within:
+        reason = "a side computes in float32, whatever it is given"
+        return replace(row, verdict="AGREE", reason=reason)
+    if row.verdict == "INVALID" and name.startswith("d_") and within:
+        return replace(row, verdict="AGREE", reason=f"nothing to learn: {row.reason}")
+    return row
+
+
+def _around(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Other weights of that size: zeros and ones would hide what they are added to or multiply."""
+    size = np.abs(weight).mean() or 0.1
+    return (weight + 0.3 * size * rng.normal(size=weight.shape)).astype(np.float32)
+
+
+def _cast(arrays: Mapping[str, np.ndarray], dtype: str) -> Arrays:
+    return {
+        name: x.astype(DTYPES[dtype]) if x.dtype.kind == "f" else x
+        for name, x in arrays.items()
+    }
+
+
+def _tensors(arrays: Arrays, dtype: str) -> dict[str, Any]:
+    return {name: to_torch(x) for name, x in _cast(arrays, dtype).items()}

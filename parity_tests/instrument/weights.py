@@ -1,0 +1,168 @@
+"""Which weight of a port is which of the original, checked before anything runs.
+
+A map is {JAX's name: (PyTorch's name, how)}. How it gets there is "same", or "transpose": a Dense kernel is [in, out],
+or [in, heads, head_dim] or [heads, head_dim, out], where a Linear weight is [out, in]; a convolution's is [height,
+width, in, out] where PyTorch's is [out, in, height, width].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+__all__ = ["WeightMap", "back", "carried", "checked", "guessed"]
+
+Arrays = Mapping[str, np.ndarray]
+WeightMap = dict[str, tuple[str, str]]
+HOW = ("same", "transpose")
+# Words that say the same; what is left out says nothing.
+SYNONYMS = {
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "output": "out",
+    "attention": "attn",
+    "self": "",
+    "proj": "",
+    "lin": "",
+    "linear": "",
+    "layers": "",
+    "layer": "",
+    "params": "",
+}
+
+
+def carried(weight: np.ndarray, how: str, shape: tuple[int, ...]) -> np.ndarray:
+    """PyTorch's weight as JAX's of this shape."""
+    if how == "transpose":
+        weight = weight.transpose(*range(2, weight.ndim), 1, 0)
+    return weight.reshape(shape)
+
+
+def back(weight: np.ndarray, how: str, shape: tuple[int, ...]) -> np.ndarray:
+    """JAX's weight, or its gradient, as PyTorch's of this shape: the inverse of `carried`."""
+    if how == "same":
+        return weight.reshape(shape)
+    last = len(shape) - 1
+    weight = weight.reshape(_transposed(shape))
+    return weight.transpose(last, last - 1, *range(last - 1))
+
+
+def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[2:], *shape[1::-1])
+
+
+def checked(names: WeightMap, jax_weights: Arrays, torch_weights: Arrays) -> WeightMap:
+    """The map, if it uses every weight of both sides once and every shape fits.
+
+    Raises:
+        ValueError: otherwise, with every fault that there is.
+    """
+    faults = [
+        f"no weight of JAX's is {name}" for name in names.keys() - jax_weights.keys()
+    ]
+    faults += [
+        f"{name} of JAX's is not mapped" for name in jax_weights.keys() - names.keys()
+    ]
+    used = [name for name, _ in names.values()]
+    faults += [
+        f"no weight of PyTorch's is {name}" for name in set(used) - torch_weights.keys()
+    ]
+    faults += [
+        f"{name} of PyTorch's is not used" for name in torch_weights.keys() - set(used)
+    ]
+    faults += [
+        f"{name} of PyTorch's is used {used.count(name)} times"
+        for name in {n for n in used if used.count(n) > 1}
+    ]
+    for name, (other, how) in names.items():
+        if how not in HOW:
+            faults.append(
+                f"{name} is got by {how!r}, which is not one of {', '.join(HOW)}"
+            )
+        elif name in jax_weights and other in torch_weights:
+            faults += _misfit(name, jax_weights[name], other, torch_weights[other], how)
+    if faults:
+        raise ValueError("the weights do not fit:\n  " + "\n  ".join(sorted(faults)))
+    return names
+
+
+def guessed(jax_weights: Arrays, torch_weights: Arrays) -> WeightMap:
+    """The map that names and shapes suggest.
+
+    Raises:
+        ValueError: if the sides have not as many weights, or nothing fits one of them.
+    """
+    if len(jax_weights) != len(torch_weights):
+        raise ValueError(
+            f"the weights do not fit: JAX's side has {len(jax_weights)} "
+            f"({_listed(jax_weights)}), PyTorch's {len(torch_weights)} ({_listed(torch_weights)})."
+        )
+    ours, theirs = list(jax_weights), list(torch_weights)
+    cost = np.array(
+        [[_cost(a, jax_weights[a], b, torch_weights[b]) for b in theirs] for a in ours]
+    ).reshape(len(ours), len(theirs))
+    rows, columns = linear_sum_assignment(cost)
+    names = {}
+    for row, column in zip(rows, columns, strict=True):
+        a, b = ours[row], theirs[column]
+        if cost[row, column] >= UNFIT:
+            raise ValueError(
+                f"the weights do not fit: {a} {jax_weights[a].shape} is none of "
+                f"{_listed(torch_weights)}."
+            )
+        names[a] = b, _how(a, jax_weights[a], torch_weights[b])
+    return checked(names, jax_weights, torch_weights)
+
+
+UNFIT = 1e6
+
+
+def _cost(a: str, x: np.ndarray, b: str, y: np.ndarray) -> float:
+    """The words that are in one name alone; UNFIT where no shape fits."""
+    if _misfit(a, x, b, y, _how(a, x, y)):
+        return UNFIT
+    ours, theirs = _words(a), _words(b)
+    return float(len(ours ^ theirs))
+
+
+def _words(name: str) -> set[str]:
+    """Numbers of layers among them."""
+    words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+    return {SYNONYMS.get(word, word) for word in words} - {""}
+
+
+def _how(name: str, x: np.ndarray, y: np.ndarray) -> str:
+    """By Flax's convention a kernel is transposed, a table or a bias is not."""
+    return (
+        "transpose"
+        if name.split("/")[-1].startswith("kernel") and y.ndim > 1
+        else "same"
+    )
+
+
+def _misfit(a: str, x: np.ndarray, b: str, y: np.ndarray, how: str) -> list[str]:
+    """A shape may be split or joined, but only along whole axes."""
+    shape = _transposed(y.shape) if how == "transpose" and y.ndim > 1 else y.shape
+    if x.size == y.size and _splits(shape, x.shape):
+        return []
+    return [f"{a} is {x.shape}, and {b} by {how!r} is {shape}"]
+
+
+def _splits(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether one shape is the other with axes split."""
+    fine, coarse = (a, b) if len(a) >= len(b) else (b, a)
+    ends = np.cumprod(coarse)
+    return set(ends) <= set(np.cumprod(fine))
+
+
+def _listed(arrays: Arrays) -> str:
+    return (
+        ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "none"
+    )

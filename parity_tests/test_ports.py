@@ -1,0 +1,356 @@
+"""The comparison of other people's ports: a right one agrees, and a fault is named where it is."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import linen, nnx
+
+from .__main__ import main
+from .instrument import compare
+from .instrument.weights import back, carried, checked, guessed
+
+X = np.random.default_rng(0).normal(size=(2, 5, 6))
+
+# --------------------------------------------------------------------------- two files
+
+FOLDER = Path(__file__).parents[1] / "examples" / "port"
+BASE = ("10_000.0", "500_000.0")
+# What is changed in the right port, and what the report must say.
+FAULTS = {
+    "base": (BASE[1], BASE[0], "base 10000 in place of 500000"),
+    "layout": (
+        """first, second = jnp.split(x, 2, axis=-1)
+        return jnp.concatenate(
+            [first * cos - second * sin, second * cos + first * sin], axis=-1
+        )""",
+        """first, second = x[..., ::2], x[..., 1::2]
+        return jnp.stack(
+            [first * cos - second * sin, second * cos + first * sin], axis=-1
+        ).reshape(x.shape)""",
+        "a rotation in the layout 'interleaved' in place of one in the layout 'half'",
+    ),
+    "sine": ("jnp.sin(angles)", "-jnp.sin(angles)", "the sign is changed"),
+    "later": (
+        "self.rotate(k, positions)",
+        "self.rotate(k, positions + 1)",
+        "positions after their own by 1",
+    ),
+    "rounded": (
+        "positions = jnp.arange(tokens)",
+        "positions = jnp.arange(tokens).astype(jnp.bfloat16).astype(x.dtype)",
+        "rounded to bfloat16",
+    ),
+    "no scale": (
+        "is_causal=True",
+        "is_causal=True, scale=1.0",
+        "the step 'div' is left out",
+    ),
+    "scale": (
+        "is_causal=True",
+        "is_causal=True, scale=1 / 8",
+        "multiplied by 1/sqrt(8)",
+    ),
+    "mask": (
+        "is_causal=True",
+        "is_causal=False",
+        "the step 'masked_fill' is left out",
+    ),
+    "heads": (
+        "        out = jax.nn",
+        """        k, v = (jnp.tile(y, (1, 1, 2, 1)) for y in (k, v))
+        out = jax.nn""",
+        "axis 1 in halves in place of neighbouring pairs",
+    ),
+    "transposed": (
+        "self.out(out.reshape(batch, tokens, -1))",
+        "out.reshape(batch, tokens, -1) @ self.out.kernel[...].T + self.out.bias[...]",
+        "the last two axes exchanged",
+    ),
+}
+
+
+def made(text: str, name: str, folder: Path) -> types.ModuleType:
+    """Of a file, so that its lines can be named."""
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    module = types.ModuleType(name)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def report_of(old: str, new: str, folder: Path):
+    model, port = ((FOLDER / name).read_text() for name in ("model.py", "flax_port.py"))
+    right = port.replace(*BASE)
+    assert right.count(old) == 1
+    ours = made(right.replace(old, new), "port", folder).Attention(rngs=nnx.Rngs(0))
+    theirs = made(model, "model", folder).Attention()
+    # Up to 256 bfloat16 has every position.
+    tokens = 300 if "bfloat16" in new else 16
+    x = np.random.default_rng(0).normal(size=(2, tokens, 48))
+    return compare(ours, theirs, {"x": x})
+
+
+if FOLDER.is_dir():  # the examples are not installed
+
+    def test_right_port_agrees(tmp_path):
+        report = report_of(BASE[1], BASE[1], tmp_path)
+        report.check()
+        assert not report.causes
+        names = {row.name.split()[0] for row in report.rows}
+        assert {"out", "d_x", "d_q_proj.weight", "d_o_proj.bias"} <= names
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_fault_is_named(fault, tmp_path):
+        old, new, words = FAULTS[fault]
+        report = report_of(old, new, tmp_path)
+        assert report.verdict == "DIVERGE"
+        assert report.causes[0].startswith("consistent with")
+        assert any(words in cause for cause in report.causes), str(report)
+
+    def test_command_names_the_cause(tmp_path, capsys):
+        """What the port of the example says is the line of its frequencies."""
+        file = tmp_path / "report.json"
+        port, model = (FOLDER / name for name in ("flax_port.py", "model.py"))
+        command = ["compare", f"{port}:Attention", f"{model}:Attention"]
+        command += ["--input", "x=float:2,16,48", "--json", str(file)]
+        assert main(command) == 1
+        printed = capsys.readouterr().out
+        assert "base 10000 in place of 500000" in printed
+        line = port.read_text().split("inv_freq = ")[0].count("\n") + 1
+        assert f"flax_port.py:{line}" in printed
+        assert json.loads(file.read_text())["verdict"] == "DIVERGE"
+        assert main([*command, "--make", "base=10_000.0"]) == 0
+
+
+# ------------------------------------------------------------------------------ sides
+
+
+def mlp_torch():
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 7),
+        torch.nn.LayerNorm(7),
+        torch.nn.GELU(),
+        torch.nn.Linear(7, 6),
+    )
+
+
+class MlpLinen(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.LayerNorm(epsilon=1e-5)(linen.Dense(7)(x))
+        return linen.Dense(6)(jax.nn.gelu(x, approximate=False))
+
+
+LINEN_WEIGHTS = {
+    "Dense_0/kernel": ("0.weight", "transpose"),
+    "Dense_0/bias": ("0.bias", "same"),
+    "LayerNorm_0/scale": ("1.weight", "same"),
+    "LayerNorm_0/bias": ("1.bias", "same"),
+    "Dense_1/kernel": ("3.weight", "transpose"),
+    "Dense_1/bias": ("3.bias", "same"),
+}
+
+
+def test_linen_module_agrees():
+    report = compare(MlpLinen(), mlp_torch(), {"x": X}, weights=LINEN_WEIGHTS)
+    report.check()
+    assert "weight Dense_0/kernel is 0.weight, transpose" in report.notes
+
+
+def test_weights_are_not_as_they_were_made():
+    """Biases of zero and scales of one would hide what is done with them."""
+
+    class Scaled(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return MlpLinen(name="mlp")(x)
+
+    model = mlp_torch()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.fill_("bias" not in name)
+    weights = {f"mlp/{name}": how for name, how in LINEN_WEIGHTS.items()}
+    weights["mlp/LayerNorm_0/bias"], weights["mlp/Dense_0/bias"] = (
+        weights["mlp/Dense_0/bias"],
+        weights["mlp/LayerNorm_0/bias"],
+    )
+    assert not compare(Scaled(), model, {"x": X}, weights=weights).passed
+
+
+def test_functions_with_integers_and_several_outputs():
+    def in_jax(ids, table):
+        rows = table[ids]
+        return {"rows": rows, "sums": (rows.sum(-1), rows.max())}
+
+    def in_torch(ids, table):
+        rows = table[ids]
+        return {"rows": rows, "sums": (rows.sum(-1), rows.max())}
+
+    ids = np.random.default_rng(1).integers(0, 6, (3, 4)).astype(np.int32)
+    report = compare(in_jax, in_torch, {"ids": ids, "table": X[0].T})
+    report.check()
+    names = {row.name.split()[0] for row in report.rows}
+    assert names == {"rows", "sums/0", "sums/1", "d_table"}
+
+
+def test_gradient_that_is_stopped():
+    report = compare(
+        lambda x: jnp.tanh(x) * jax.lax.stop_gradient(x),
+        lambda x: torch.tanh(x) * x,
+        {"x": X},
+    )
+    assert report.verdict == "DIVERGE"
+    assert report.causes == (
+        "outputs agree: look for what stops or changes a gradient",
+    )
+
+
+def test_float32_inside_is_no_fault():
+    """Of which float64 cannot tell more; float32 can."""
+
+    def narrow(x):
+        return jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype)
+
+    report = compare(narrow, lambda x: torch.softmax(x, -1), {"x": X})
+    report.check()
+    assert "computes in float32" in report.rows[0].reason
+
+
+@pytest.mark.parametrize("wrong", [jnp.bfloat16, jnp.float16])
+def test_less_than_float32_inside_is_a_fault(wrong):
+    report = compare(
+        lambda x: jax.nn.softmax(x.astype(wrong)).astype(x.dtype),
+        lambda x: torch.softmax(x, -1),
+        {"x": X},
+    )
+    assert report.verdict == "DIVERGE"
+
+
+def test_outputs_must_be_the_same():
+    report = compare(lambda x: x, lambda x: (x, x[0]), {"x": X})
+    assert report.verdict == "CONTRACT"
+    reasons = {row.name: row.reason for row in report.rows}
+    assert reasons == {
+        "out": "A has (2, 5, 6), B none",
+        "0": "A has none, B (2, 5, 6)",
+        "1": "A has none, B (5, 6)",
+    }
+
+
+def test_whole_numbers_are_compared():
+    for last, verdict in ((-1, "EQUAL"), (-2, "DIVERGE")):
+        report = compare(
+            lambda x, last=last: {"at": x.argmax(last), "sum": x.sum(-1)},
+            lambda x: {"at": x.argmax(-1), "sum": x.sum(-1)},
+            {"x": np.random.default_rng(3).normal(size=(6, 6))},
+        )
+        rows = {row.name: row.verdict for row in report.rows}
+        assert rows["at float64"] == verdict
+
+
+def test_sides_must_be_programs():
+    with pytest.raises(TypeError, match="the JAX side must be a function or"):
+        compare(3, torch.tanh, {"x": X})
+    with pytest.raises(TypeError, match="the PyTorch side must be a function or"):
+        compare(jnp.tanh, 3, {"x": X})
+
+
+# ---------------------------------------------------------------------------- weights
+
+
+def zeros(**shapes):
+    return {name.replace("__", "/"): np.zeros(shape) for name, shape in shapes.items()}
+
+
+def test_map_is_guessed_by_names_and_shapes():
+    """Square kernels, which fit each other, by their names and by the numbers of their layers."""
+    ours = zeros(
+        **{
+            f"layers__{i}__attention__{n}__kernel": (8, 2, 4)
+            for i in range(11)
+            for n in ("query", "key", "value")
+        }
+    )
+    theirs = {
+        f"layers.{i}.attn.{n}_proj.weight": np.zeros((8, 8))
+        for i in (*range(1, 11), 0)
+        for n in "vqk"
+    }
+    assert guessed(ours, theirs) == {
+        f"layers/{i}/attention/{n}/kernel": (
+            f"layers.{i}.attn.{n[0]}_proj.weight",
+            "transpose",
+        )
+        for i in range(11)
+        for n in ("query", "key", "value")
+    }
+
+
+def test_convolutions_are_turned():
+    weight = np.random.default_rng(2).normal(size=(5, 3, 2, 4))
+    ours = carried(weight, "transpose", (2, 4, 3, 5))
+    assert ours[1, 3, 2, 4] == weight[4, 2, 1, 3]
+    np.testing.assert_array_equal(back(ours, "transpose", weight.shape), weight)
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        ({"a": ("x", "same")}, "b of JAX's is not mapped"),
+        ({"a": ("x", "same"), "b": ("x", "same")}, "x of PyTorch's is used 2 times"),
+        ({"a": ("x", "same"), "b": ("z", "same")}, "no weight of PyTorch's is z"),
+        ({"a": ("x", "turned"), "b": ("y", "same")}, "'turned', which is not one of"),
+        (
+            {"a": ("y", "same"), "b": ("x", "same")},
+            r"a is \(2, 3\), and y by 'same' is",
+        ),
+    ],
+)
+def test_map_is_checked(names, fault):
+    ours, theirs = zeros(a=(2, 3), b=(4,)), zeros(x=(2, 3), y=(4,))
+    assert checked({"a": ("x", "same"), "b": ("y", "same")}, ours, theirs)
+    with pytest.raises(ValueError, match=fault):
+        checked(names, ours, theirs)
+
+
+def test_map_that_cannot_be_guessed():
+    with pytest.raises(ValueError, match=r"JAX's side has 1 .*PyTorch's 2"):
+        guessed(zeros(a=(2, 3)), zeros(x=(2, 3), y=(4,)))
+    with pytest.raises(ValueError, match=r"a \(2, 3\) is none of"):
+        guessed(zeros(a=(2, 3)), zeros(x=(7,)))
+
+
+# ---------------------------------------------------------------------------- command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["math:tanh", "torch:tanh", "--input", "x=real:2,3"],
+            "of kind float, positions or",
+        ),
+        (["math:tanh", "torch:tanh", "--input", "x=float:2,a"], "NAME=KIND:SIZES"),
+        (["math", "torch:tanh", "--input", "x=float:2"], "FILE.py:NAME or MODULE:NAME"),
+        (["nowhere.py:f", "torch:tanh", "--input", "x=float:2"], "no file nowhere.py"),
+        (["math:no", "torch:tanh", "--input", "x=float:2"], "has no attribute 'no'"),
+    ],
+)
+def test_command_says_why_it_could_not(arguments, sentence, capsys):
+    assert main(["compare", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_command_of_two_functions(capsys):
+    assert (
+        main(["compare", "jax.numpy:tanh", "torch:tanh", "--input", "x=float:3,4"]) == 0
+    )
+    assert "PARITY AGREE" in capsys.readouterr().out
