@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from parity_tests import blocks_nnx, blocks_torch
-from parity_tests.instrument import DTYPES, PASSING, VERDICTS, compare
+from parity_tests.instrument import DTYPES, PASSING, VERDICTS, judge
 from parity_tests.instrument.bounded import Bounded
 from parity_tests.instrument.frameworks import unit_roundoff
 from parity_tests.instrument.tolerances import PEER_FACTOR
@@ -102,10 +102,10 @@ def compare_twins(x: np.ndarray) -> dict[str, dict[str, Result]]:
     double = jax.tree.map(lambda array: array.astype(F64), single)
     a, a64 = (blocks_nnx.run_blocks(*drawn, **SIZES) for drawn in (single, double))
     b, b64 = (blocks_torch.run_blocks(*drawn, **SIZES) for drawn in (single, double))
-    return jax.tree.map(judge, a, b, a64, b64)
+    return jax.tree.map(result, a, b, a64, b64)
 
 
-def judge(a: np.ndarray, b: np.ndarray, a64: np.ndarray, b64: np.ndarray) -> Result:
+def result(a: np.ndarray, b: np.ndarray, a64: np.ndarray, b64: np.ndarray) -> Result:
     """Judge one tensor of JAX, a, and of PyTorch, b, by what both are in float64.
 
     Neither side may be PEER_FACTOR times worse than the other. A sum of n terms is off by about sqrt(n) roundings of
@@ -114,7 +114,7 @@ def judge(a: np.ndarray, b: np.ndarray, a64: np.ndarray, b64: np.ndarray) -> Res
     """
     size = np.abs(b64).max()
     units = np.full(b64.shape, SAME_FUNCTION * size / unit_roundoff(F64))
-    same = compare("", a64, b64, Bounded(b64, units), dtype=F64, compute=F64)
+    same = judge("", a64, b64, Bounded(b64, units), dtype=F64, compute=F64)
     rounding = math.sqrt(BATCH * SEQ) * unit_roundoff(F32) * size
     error_a, error_b = (max(np.abs(x - b64).max(), rounding) for x in (a, b))
     difference = np.abs(a - b).max()

@@ -1,9 +1,14 @@
-"""`python -m parity_tests compare PORT ORIGINAL`: is a port its original up to rounding, and if not, where and why?
+"""Commands of the instrument: `python -m parity_tests compare PORT ORIGINAL`, and `doctor`.
 
     python -m parity_tests compare flax_port.py:Attention model.py:Attention --input x=float:2,16,48
 
-A program is FILE.py:NAME or MODULE:NAME: a function, a module, or a class or function that makes one; what it is made
-with is given by --make, to each side what it has a parameter for.
+says whether a port in JAX is its original in PyTorch up to rounding, and if not, where they part and why. A program is
+FILE.py:NAME or MODULE:NAME: a function, a module, or a class that makes one, of what --make says and it has a parameter
+for. It ends with 0 if they agree, with 1 if they do not and with 2 if they could not be compared.
+
+    python -m parity_tests doctor
+
+says whether this machine can compare at all, and ends with 1 if it cannot.
 """
 
 from __future__ import annotations
@@ -21,20 +26,24 @@ from typing import Any
 
 import numpy as np
 
+from . import doctor
 from .instrument import compare
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; 0 if the sides agree, 1 if they do not, 2 if they could not be compared."""
+    """Run a command and return how it ends."""
     parser = argparse.ArgumentParser(
         prog="python -m parity_tests",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("doctor", help="can this machine compare at all?")
+    command.set_defaults(run=_doctor)
     command = commands.add_parser(
         "compare", help="a port in JAX with its original in PyTorch"
     )
+    command.set_defaults(run=_compare)
     command.add_argument(
         "port", metavar="PORT", help="in JAX: FILE.py:NAME or MODULE:NAME"
     )
@@ -60,6 +69,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--json", type=Path, metavar="FILE", help="write the report there"
     )
     options = parser.parse_args(arguments)
+    return options.run(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    for name, value in doctor.environment().items():
+        print(f"{name:<26} {value}")
+    faults = list(doctor.faults())
+    for fault in faults or ["nothing is wrong"]:
+        print(fault)
+    return 1 if faults else 0
+
+
+def _compare(options: argparse.Namespace) -> int:
     try:
         rng = np.random.default_rng(options.seed)
         inputs = dict(_drawn(text, rng) for text in options.input)
@@ -73,7 +95,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     print(report)
     if options.json:
-        found = {"verdict": report.verdict, **dataclasses.asdict(report)}
+        found = {
+            "verdict": report.verdict,
+            **dataclasses.asdict(report),
+            "environment": doctor.environment(),
+        }
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if report.passed else 1
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -349,8 +352,69 @@ def test_command_says_why_it_could_not(arguments, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
+def test_doctor_finds_this_machine_fit(capsys):
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert jax.__version__ in printed
+    assert "nothing is wrong" in printed
+
+
+def test_doctor_finds_fewer_bits(monkeypatch, capsys):
+    """As of a GPU that multiplies in TF32."""
+    monkeypatch.setattr(
+        torch.Tensor, "__matmul__", lambda a, b: (a * 0 + 1).mul(b * 0 + 8)
+    )
+    assert main(["doctor"]) == 1
+    assert "PyTorch multiplies float32 matrices in fewer" in capsys.readouterr().out
+
+
 def test_command_of_two_functions(capsys):
     assert (
         main(["compare", "jax.numpy:tanh", "torch:tanh", "--input", "x=float:3,4"]) == 0
     )
     assert "PARITY AGREE" in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------- plugin
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout + done.stderr
+
+
+def test_plugin_loads_nothing(tmp_path):
+    program = (
+        "import parity_tests.plugin, sys; print({'jax', 'torch'} & {*sys.modules})"
+    )
+    assert run_python(tmp_path, "-c", program) == "set()\n"
+
+
+def test_fixture_of_another_project(tmp_path):
+    (tmp_path / "test_port.py").write_text(
+        "import jax.numpy as jnp, numpy as np, torch\n"
+        "x = {'x': np.arange(6.0).reshape(2, 3)}\n"
+        "def test_right(parity):\n"
+        "    parity.compare(jnp.tanh, torch.tanh, x).check()\n"
+        "def test_wrong(parity):\n"
+        "    parity.compare(jnp.tan, torch.tanh, x).check()\n"
+    )
+    command = (
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "parity_tests.plugin",
+        "-p",
+        "no:cacheprovider",
+    )
+    printed = run_python(tmp_path, *command)
+    assert "1 failed, 1 passed" in printed
+    assert "PARITY DIVERGE" in printed

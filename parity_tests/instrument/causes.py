@@ -20,8 +20,8 @@ from .tolerances import EXPLAINS
 __all__ = ["Cause", "explained"]
 
 Found = Iterator[tuple[str, np.ndarray]]
-# What a diagnosis may take.
-MOST_SECONDS = 15
+# What a diagnosis may take, and how much longer to look for others that explain it too.
+MOST_SECONDS, MORE_SECONDS = 15, 2
 # How many explanations are said, and which before which.
 SAID = 3
 PLAINEST_FIRST = (
@@ -98,6 +98,7 @@ def explained(
                 if after < EXPLAINS * before:
                     ours = _holding(port, parting, value)
                     causes.append(Cause(words, stage, ours, before, after))
+                    until = min(until, time.monotonic() + MORE_SECONDS)
                     break
         if time.monotonic() > until:
             break

@@ -7,13 +7,15 @@ float64 run, and what float32 may cost is what it costs the original.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from .bounded import Bounded
 from .causes import explained
@@ -69,20 +71,37 @@ def compare(
     if weights is None:
         weights = guessed(port.weights, original.weights)
     checked(weights, port.weights, original.weights)
-    case = _Case(port, original, weights, inputs, seed)
-    title = f"{port.source} | {original.source}"
-    if faults := case.contract():
-        return Report(title, tuple(faults))
-    rows = case.rows()
-    wrong = {row.name.split()[0] for row in rows if row.verdict == "DIVERGE"}
-    outputs = [name for name in case.outputs if name in wrong]
-    causes: list[str] = []
-    if outputs:
-        causes = case.diagnosis(outputs)
-    elif wrong:
-        causes = ["outputs agree: look for what stops or changes a gradient"]
-    notes = (f"weight {a} is {b}, {how}" for a, (b, how) in weights.items())
+    with _precisely():
+        return _report(_Case(port, original, weights, inputs, seed))
+
+
+def _report(case: _Case) -> Report:
+    rows, causes = case.contract(), []
+    if not rows:
+        rows = case.rows()
+        wrong = {row.name.split()[0] for row in rows if row.verdict == "DIVERGE"}
+        outputs = [name for name in case.outputs if name in wrong]
+        if outputs:
+            causes = case.diagnosis(outputs)
+        elif wrong:
+            causes = ["outputs agree: look for what stops or changes a gradient"]
+    title = f"{case.port.source} | {case.original.source}"
+    notes = (f"weight {a} is {b}, {how}" for a, (b, how) in case.weights.items())
     return Report(title, tuple(rows), tuple(causes), tuple(notes))
+
+
+@contextmanager
+def _precisely() -> Iterator[None]:
+    """Matrices are multiplied in all their bits: what a GPU or a TPU leaves out by default is no fault of a port."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with jax.default_matmul_precision("highest"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 class _Case:
