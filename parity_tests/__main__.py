@@ -64,6 +64,13 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=VALUE",
         help="what the sides are made with, such as width=48",
     )
+    command.add_argument(
+        "--dtype",
+        action="append",
+        default=[],
+        choices=("bfloat16", "float16"),
+        help="judge the sides in this one too",
+    )
     command.add_argument("--seed", type=int, default=0, help="of inputs and weights")
     command.add_argument(
         "--json", type=Path, metavar="FILE", help="write the report there"
@@ -89,7 +96,8 @@ def _compare(options: argparse.Namespace) -> int:
         port, original = (
             _program(text, made) for text in (options.port, options.original)
         )
-        report = compare(port, original, inputs, seed=options.seed)
+        dtypes = ("float32", *options.dtype)
+        report = compare(port, original, inputs, dtypes=dtypes, seed=options.seed)
     except (ValueError, TypeError, OSError, ImportError, AttributeError) as error:
         print(f"could not compare: {error}", file=sys.stderr)
         return 2

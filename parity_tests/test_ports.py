@@ -16,6 +16,8 @@ import pytest
 import torch
 from flax import linen, nnx
 
+import posenc_jax
+
 from .__main__ import main
 from .instrument import compare
 from .instrument.weights import back, carried, checked, guessed
@@ -264,6 +266,63 @@ def test_sides_must_be_programs():
         compare(3, torch.tanh, {"x": X})
     with pytest.raises(TypeError, match="the PyTorch side must be a function or"):
         compare(jnp.tanh, 3, {"x": X})
+
+
+# --------------------------------------------------------------------------- releases
+
+
+def half_rope_torch(base):
+    def rotate(x):
+        n = x.shape[-1] // 2
+        inv_freq = 1.0 / base ** (torch.arange(n, dtype=x.dtype) / n)
+        angles = torch.arange(x.shape[0])[:, None] * inv_freq
+        cos, sin = angles.cos(), angles.sin()
+        a, b = x[:, :n], x[:, n:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    return rotate
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("first", [10_000.0, 500_000.0])
+def test_equinox_ignores_a_second_base(first):
+    """Its rotary module keeps the tables of the first one of a width, whatever the base of the next."""
+    from equinox.nn import RotaryPositionalEmbedding
+
+    # No other test has this width.
+    width = 18 if first == 10_000.0 else 22
+    RotaryPositionalEmbedding(width, theta=first)(jnp.ones((64, width)))
+    second = RotaryPositionalEmbedding(width, theta=500_000.0)
+    x = np.random.default_rng(4).normal(size=(16, width))
+    report = compare(lambda x: second(x), half_rope_torch(500_000.0), {"x": x})
+    if first == 500_000.0:
+        report.check()
+    else:
+        assert report.verdict == "DIVERGE"
+        assert "base 10000 in place of 500000" in report.causes[0]
+
+
+@pytest.mark.filterwarnings("default")
+def test_rotary_embedding_torch_computes_angles_in_bfloat16():
+    """Its positions are of the dtype of the queries, where bfloat16 has no 257."""
+    from rotary_embedding_torch import RotaryEmbedding
+
+    theirs = RotaryEmbedding(dim=8, cache_if_possible=False)
+
+    def ours(x):
+        inv_freq = posenc_jax.RopeConfig(8).inv_freq()
+        tables = posenc_jax.rope_cos_sin(x.shape[1], inv_freq)
+        x = x.swapaxes(0, 1)
+        out = posenc_jax.apply_rope(x, *tables, layout="interleaved")
+        return out.swapaxes(0, 1)
+
+    for tokens, verdict in ((250, "AGREE"), (600, "B_WORSE")):
+        x = np.random.default_rng(5).normal(size=(3, tokens, 8))
+        dtypes = ("float32", "bfloat16")
+        report = compare(
+            ours, lambda x: theirs.rotate_queries_or_keys(x), {"x": x}, dtypes=dtypes
+        )
+        assert report.verdict == verdict, str(report)
 
 
 # ---------------------------------------------------------------------------- weights

@@ -22,6 +22,8 @@ __all__ = ["Cause", "explained"]
 Found = Iterator[tuple[str, np.ndarray]]
 # What a diagnosis may take, and how much longer to look for others that explain it too.
 MOST_SECONDS, MORE_SECONDS = 15, 2
+# Of RoPE in common models.
+USUAL_BASES = (1e4, 1e5, 5e5, 1e6, 1e7)
 # How many explanations are said, and which before which.
 SAID = 3
 PLAINEST_FIRST = (
@@ -152,6 +154,7 @@ def _faults(
         return
     yield from _skipped(stage, original)
     yield from _of_another_size(value, theirs)
+    yield from _of_usual_bases(value)
     yield "the sign is changed", -value
     yield from _reordered(value)
     yield from _rotated(value, original, region)
@@ -215,6 +218,21 @@ def _of_another_base(value: np.ndarray, other: np.ndarray) -> Found:
             + f", or a width of {2 * n / power:.6g} in place of {2 * n} in the exponent",
             value**power,
         )
+
+
+def _of_usual_bases(value: np.ndarray) -> Found:
+    """As of a port whose tables were made elsewhere, so that no stage of it has its frequencies."""
+    n, ordered = value.size, np.sort(value, axis=None)[::-1]
+    if ordered[-1] <= 0 or abs(ordered[0] - 1) > 1e-6:
+        return
+    ratios = ordered[1:] / ordered[:-1]
+    if ratios[0] > 1 - 1e-6 or not near(ratios, np.full(n - 1, ratios[0])):
+        return
+    base = ratios[0] ** -float(n)
+    for other in USUAL_BASES:
+        if abs(other / base - 1) > 1e-3:
+            power = np.log(other) / np.log(base)
+            yield f"base {other:.6g} in place of {base:.6g}", value**power
 
 
 def _rounded(value: np.ndarray) -> Found:

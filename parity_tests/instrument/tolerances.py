@@ -10,11 +10,13 @@ import numpy as np
 __all__ = [
     "EXPLAINS",
     "FUNCTION_UNITS",
+    "HALF_UNITS",
     "HUGE",
     "ORACLE_SHARE",
     "PEER_FACTOR",
     "PEER_FLOOR_SHARE",
     "PEER_FLOOR_UNITS",
+    "PEER_SLICE",
     "PORT_FACTOR",
     "STAGE_SHARE",
     "TANH_UNITS",
@@ -43,9 +45,15 @@ PEER_FLOOR_UNITS = 2.0
 # As a share of the bound: the bound adds up n roundings that all err the same way, honest ones mostly cancel.
 PEER_FLOOR_SHARE = 1 / 64
 
+# Sides are compared in slices of so many numbers at least: the largest error of fewer is a matter of luck.
+PEER_SLICE = 16
+
 # Without an oracle a bound is what float32 was seen to cost PyTorch's side, times so much: as much worse as one right
 # side may be than another.
 PORT_FACTOR = PEER_FACTOR
+# In half precision no more than so many units of the largest number: to round after every operation costs a few, and an
+# angle or a long sum in half precision costs hundreds.
+HALF_UNITS = 32
 
 # Two stages of float64 runs hold the same numbers if they differ by so much of the largest. Constants may be float32 on
 # one side, 6e-8 of their size, and angles carry that over hundreds of tokens; faults are of 1e-3 and more.

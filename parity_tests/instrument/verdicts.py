@@ -23,6 +23,7 @@ from .tolerances import (
     PEER_FACTOR,
     PEER_FLOOR_SHARE,
     PEER_FLOOR_UNITS,
+    PEER_SLICE,
     UNDERFLOW,
 )
 
@@ -220,15 +221,19 @@ def _largest_ratio(error: np.ndarray, bound: np.ndarray) -> float:
 
 
 def _peer_ratio(error_a: np.ndarray, error_b: np.ndarray, floor: np.ndarray) -> float:
-    """The most one side is worse than the other, in any slice along any axis.
+    """The most one side is worse than the other, in all or in any slice along any axis.
 
     Above 1: A is worse, by that factor; below 1: B is. Slices keep one bad head, position or channel from hiding
     among good ones; the floor keeps a lucky zero from making an enemy of an ordinary rounding.
     """
-    log_ratio = 0.0
-    for axis in range(error_a.ndim):
-        others = tuple(k for k in range(error_a.ndim) if k != axis)
+    log_ratio, axes = 0.0, range(error_a.ndim)
+    slices = [
+        tuple(k for k in axes if k != axis)
+        for axis in axes
+        if error_a.size >= PEER_SLICE * error_a.shape[axis]
+    ]
+    for others in (*slices, tuple(axes)):
         least = floor.max(others)
         a, b = (np.maximum(error.max(others), least) for error in (error_a, error_b))
-        log_ratio = max(log_ratio, *np.log(a / b), key=abs)
+        log_ratio = max(log_ratio, *np.log(np.atleast_1d(a / b)), key=abs)
     return float(np.exp(log_ratio))
