@@ -1,4 +1,4 @@
-"""Commands of the instrument: `python -m parity_tests compare PORT ORIGINAL`, and `doctor`.
+"""Commands of the instrument: `python -m parity_tests compare PORT ORIGINAL`, `doctor` and `mutants`.
 
     python -m parity_tests compare flax_port.py:Attention model.py:Attention --input x=float:2,16,48
 
@@ -9,6 +9,10 @@ for. It ends with 0 if they agree, with 1 if they do not and with 2 if they coul
     python -m parity_tests doctor
 
 says whether this machine can compare at all, and ends with 1 if it cannot.
+
+    python -m parity_tests mutants
+
+plants faults in copies of this project's packages, and ends with 1 if one is not seen.
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("doctor", help="can this machine compare at all?")
     command.set_defaults(run=_doctor)
+    command = commands.add_parser("mutants", help="are planted faults seen?")
+    command.set_defaults(run=_mutants)
     command = commands.add_parser(
         "compare", help="a port in JAX with its original in PyTorch"
     )
@@ -86,6 +92,12 @@ def _doctor(options: argparse.Namespace) -> int:
     for fault in faults or ["nothing is wrong"]:
         print(fault)
     return 1 if faults else 0
+
+
+def _mutants(options: argparse.Namespace) -> int:
+    from . import mutants
+
+    return mutants.main()
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 __all__ = [
+    "COST_RUNS",
     "EXPLAINS",
     "FUNCTION_UNITS",
     "HALF_UNITS",
@@ -16,7 +17,6 @@ __all__ = [
     "PEER_FACTOR",
     "PEER_FLOOR_SHARE",
     "PEER_FLOOR_UNITS",
-    "PEER_SLICE",
     "PORT_FACTOR",
     "STAGE_SHARE",
     "TANH_UNITS",
@@ -45,12 +45,11 @@ PEER_FLOOR_UNITS = 2.0
 # As a share of the bound: the bound adds up n roundings that all err the same way, honest ones mostly cancel.
 PEER_FLOOR_SHARE = 1 / 64
 
-# Sides are compared in slices of so many numbers at least: the largest error of fewer is a matter of luck.
-PEER_SLICE = 16
-
 # Without an oracle a bound is what float32 was seen to cost PyTorch's side, times so much: as much worse as one right
 # side may be than another.
 PORT_FACTOR = PEER_FACTOR
+# In so many runs. The largest error of one is now and then a quarter of that of another, where there are few numbers.
+COST_RUNS = 4
 # In half precision no more than so many units of the largest number: to round after every operation costs a few, and an
 # angle or a long sum in half precision costs hundreds.
 HALF_UNITS = 32

@@ -23,7 +23,6 @@ from .tolerances import (
     PEER_FACTOR,
     PEER_FLOOR_SHARE,
     PEER_FLOOR_UNITS,
-    PEER_SLICE,
     UNDERFLOW,
 )
 
@@ -114,6 +113,7 @@ def judge(
     *,
     dtype: np.dtype,
     compute: np.dtype,
+    peers: bool = True,
 ) -> Row:
     """Judge one tensor of two sides.
 
@@ -123,6 +123,7 @@ def judge(
         truth: The oracle's value and error units.
         dtype: What the result must be in.
         compute: What the arithmetic is done in; `dtype` is then reached by one rounding.
+        peers: Whether a side may also be much worse than the other; not where the bound is of what one was seen to do.
     """
     problem = _contract(a, b, truth.value, dtype)
     if problem:
@@ -141,7 +142,7 @@ def judge(
     ratios = [_largest_ratio(error, bound) for error in errors]
     floor = PEER_FLOOR_UNITS * unit_roundoff(dtype) * np.abs(truth.value[there]).max()
     peer = 1.0
-    if compute != np.float64:
+    if peers and compute != np.float64:
         peer = _peer_ratio(*errors, np.maximum(PEER_FLOOR_SHARE * bound, floor))
     gap = np.where(there, np.abs(a.astype(np.float64) - b.astype(np.float64)), 0.0)
     together = _largest_ratio(gap, 2 * bound) <= 1
@@ -221,19 +222,15 @@ def _largest_ratio(error: np.ndarray, bound: np.ndarray) -> float:
 
 
 def _peer_ratio(error_a: np.ndarray, error_b: np.ndarray, floor: np.ndarray) -> float:
-    """The most one side is worse than the other, in all or in any slice along any axis.
+    """The most one side is worse than the other, in any slice along any axis.
 
     Above 1: A is worse, by that factor; below 1: B is. Slices keep one bad head, position or channel from hiding
     among good ones; the floor keeps a lucky zero from making an enemy of an ordinary rounding.
     """
-    log_ratio, axes = 0.0, range(error_a.ndim)
-    slices = [
-        tuple(k for k in axes if k != axis)
-        for axis in axes
-        if error_a.size >= PEER_SLICE * error_a.shape[axis]
-    ]
-    for others in (*slices, tuple(axes)):
+    log_ratio = 0.0
+    for axis in range(error_a.ndim):
+        others = tuple(k for k in range(error_a.ndim) if k != axis)
         least = floor.max(others)
         a, b = (np.maximum(error.max(others), least) for error in (error_a, error_b))
-        log_ratio = max(log_ratio, *np.log(np.atleast_1d(a / b)), key=abs)
+        log_ratio = max(log_ratio, *np.log(a / b), key=abs)
     return float(np.exp(log_ratio))
