@@ -110,8 +110,8 @@ def _compare(options: argparse.Namespace) -> int:
         )
         dtypes = ("float32", *options.dtype)
         report = compare(port, original, inputs, dtypes=dtypes, seed=options.seed)
-    except (ValueError, TypeError, OSError, ImportError, AttributeError) as error:
-        print(f"could not compare: {error}", file=sys.stderr)
+    except Exception as error:
+        print(f"could not compare: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print(report)
     if options.json:

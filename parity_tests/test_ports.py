@@ -239,6 +239,132 @@ def test_less_than_float32_inside_is_a_fault(wrong):
     assert report.verdict == "DIVERGE"
 
 
+def test_large_numbers_hide_nothing():
+    """Minus infinity as some write it, and a channel that is far larger than the others."""
+    mask = X > 0
+
+    def masked(where, factor):
+        return lambda x: where(mask, factor * x, -1e9)
+
+    def torch_where(mask, x, y):
+        return torch.where(torch.from_numpy(mask), x, torch.tensor(y, dtype=x.dtype))
+
+    for factor, verdict in ((1.0, "AGREE"), (2.0, "DIVERGE")):
+        report = compare(masked(jnp.where, factor), masked(torch_where, 1.0), {"x": X})
+        rows = {row.name: row.verdict for row in report.rows}
+        assert (rows["out float64"] in ("EQUAL", "AGREE")) == (verdict == "AGREE")
+    sizes = np.array([1e5, 1, 1, 1, 1, 1])
+    x = np.random.default_rng(6).normal(size=(40, 6)) * sizes
+    report = compare(
+        lambda x: x * jnp.array([1, 1.001, 1, 1, 1, 1]), lambda x: 1.0 * x, {"x": x}
+    )
+    assert report.verdict == "DIVERGE"
+
+
+def test_gradient_of_zero_that_is_not_zero_is_another_function():
+    report = compare(lambda x: x, lambda x: x.detach() + 0 * x, {"x": X})
+    assert report.verdict == "DIVERGE"
+    report = compare(lambda x: x + 0.0, lambda x: x.detach(), {"x": X})
+    assert report.verdict == "DIVERGE"
+    assert compare(lambda x: jnp.sign(x), lambda x: torch.sign(x), {"x": X}).passed
+
+
+def test_original_that_makes_its_tables_in_float32():
+    """As Hugging Face's models do: in a float64 run they are made in float64, so that they are the truth."""
+
+    def angles(x):
+        n = x.shape[-1] // 2
+        inv_freq = 1.0 / (10_000 ** (torch.arange(0, 2 * n, 2).float() / (2 * n)))
+        return torch.arange(x.shape[0]).float()[:, None] * inv_freq
+
+    def original(x):
+        cos, sin = (
+            torch.cat([t, t], -1).to(x.dtype)
+            for t in (angles(x).cos(), angles(x).sin())
+        )
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
+
+    def port(x):
+        n = x.shape[-1] // 2
+        turns = jnp.arange(x.shape[0])[:, None] / (
+            10_000 ** (jnp.arange(0, 2 * n, 2) / (2 * n))
+        )
+        first, second = jnp.split(x, 2, -1)
+        cos, sin = jnp.cos(turns), jnp.sin(turns)
+        return jnp.concatenate(
+            [first * cos - second * sin, second * cos + first * sin], -1
+        )
+
+    x = np.random.default_rng(7).normal(size=(4096, 8))
+    report = compare(port, original, {"x": x})
+    assert report.passed, str(report)
+
+
+def test_port_in_a_dtype_of_its_own():
+    """Flax's Embed has one that is fixed when it is made."""
+    model = torch.nn.Embedding(7, 5)
+    port = nnx.Embed(7, 5, rngs=nnx.Rngs(0))
+    ids = {"ids": np.array([[1, 4, 6], [0, 3, 3]], np.int32)}
+    report = compare(port, model, ids)
+    assert report.passed, str(report)
+    assert model.training
+
+
+def test_fault_of_every_layer_is_named():
+    """With the fault in both, the second gets other numbers than it had without."""
+
+    def original(x):
+        for _ in range(2):
+            x = x + torch.softmax(x @ x.mT / 3, -1) @ x
+        return x
+
+    def port(x):
+        for _ in range(2):
+            x = x + jax.nn.softmax(x @ x.mT, -1) @ x
+        return x
+
+    report = compare(port, original, {"x": X})
+    assert "the step 'div' is left out" in report.causes[0]
+
+
+def test_what_a_sum_leaves_out_is_said():
+    report = compare(
+        lambda x, pe: jnp.tanh(x) + 0 * pe,
+        lambda x, pe: torch.tanh(x + pe),
+        {"x": X, "pe": X[::-1].copy()},
+    )
+    assert "left out but for its input 1" in report.causes[0]
+
+
+def test_hypothesis_that_breaks_the_original_is_no_crash():
+    """Positions before their own have no row at -1."""
+
+    def original(x, table):
+        return table[torch.arange(x.shape[1])] + x
+
+    def port(x, table):
+        return table[jnp.arange(x.shape[1]) + 1] + x
+
+    table = np.random.default_rng(8).normal(size=(9, 6))
+    report = compare(port, original, {"x": X, "table": table})
+    assert report.verdict == "DIVERGE"
+    assert "positions after their own by 1" in report.causes[0]
+
+
+def test_inputs_by_name_and_by_order():
+    def original(hidden, mask):
+        return hidden * mask
+
+    def port(x, mask):
+        return x * mask
+
+    inputs = {"mask": X**2, "x": X}
+    compare(port, original, inputs).check()
+    with pytest.raises(TypeError, match="takes 1 inputs fewer than"):
+        compare(lambda x: x, original, inputs)
+
+
 def test_outputs_must_be_the_same():
     report = compare(lambda x: x, lambda x: (x, x[0]), {"x": X})
     assert report.verdict == "CONTRACT"
@@ -354,6 +480,28 @@ def test_map_is_guessed_by_names_and_shapes():
         for i in range(11)
         for n in ("query", "key", "value")
     }
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (["Dense_0", "Dense_1"], ["fc1", "fc2"]),
+        (["layers/0", "layers/1", "layers/2"], ["net.0", "net.2", "net.4"]),
+        (["wq", "wk", "wv", "wo"], ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        (["query", "key", "value", "out"], ["q_lin", "k_lin", "v_lin", "out_lin"]),
+    ],
+)
+def test_other_names_are_guessed(ours, theirs):
+    """Squares all, so that no shape helps."""
+    for order in (1, -1):
+        names = guessed(
+            {f"{name}/kernel": np.zeros((4, 4)) for name in ours},
+            {f"{name}.weight": np.zeros((4, 4)) for name in theirs[::order]},
+        )
+        found = {a: b for a, (b, _) in names.items()}
+        assert found == {
+            f"{a}/kernel": f"{b}.weight" for a, b in zip(ours, theirs, strict=True)
+        }
 
 
 def test_convolutions_are_turned():

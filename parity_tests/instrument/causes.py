@@ -1,4 +1,4 @@
-"""The usual faults of a port, tried as hypotheses: PyTorch's side is run again with the fault in one of its stages.
+"""The usual faults of a port, tried as hypotheses: PyTorch's side is run again with the fault in its stages.
 
 A hypothesis explains a difference if the original then gives the port's outputs. It is consistent with what was seen,
 and the error before and after says how well.
@@ -10,6 +10,8 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -17,9 +19,8 @@ import numpy as np
 from .stages import Recording, Region, Stage, near, same_numbers
 from .tolerances import EXPLAINS
 
-__all__ = ["Cause", "explained"]
+__all__ = ["Cause", "Change", "explained"]
 
-Found = Iterator[tuple[str, np.ndarray]]
 # What a diagnosis may take, and how much longer to look for others that explain it too.
 MOST_SECONDS, MORE_SECONDS = 15, 2
 # Of RoPE in common models.
@@ -37,6 +38,16 @@ PLAINEST_FIRST = (
     "axes",
     "axis",
 )
+
+
+class Change(NamedTuple):
+    """What a stage has in place of its numbers: a function of those of some stages, as they are when it is run."""
+
+    of: tuple[int, ...]
+    apply: Callable[..., np.ndarray]
+
+
+Found = Iterator[tuple[str, Change]]
 
 
 @dataclass(frozen=True)
@@ -69,15 +80,15 @@ def explained(
     region: Region,
     port: Recording,
     parting: Region,
-    error: Callable[[dict[int, np.ndarray]], float],
+    error: Callable[[dict[int, Change]], float],
 ) -> list[Cause]:
-    """Every hypothesis that explains the difference, those of the earliest stage.
+    """The hypotheses that explain the difference, the plainest first.
 
     Args:
         original, port: What the sides did.
         region, parting: Where they part, in the original and in the port.
-        error: The largest difference of the original's outputs from the port's, as a share of them, with other numbers
-            in some of its stages.
+        error: The largest difference of the original's outputs from the port's, as a share of them, with changes in
+            some of its stages.
     """
     causes: list[Cause] = []
     before, until = error({}), time.monotonic() + MOST_SECONDS
@@ -88,16 +99,17 @@ def explained(
     }
     for at in faults:
         stage = original.stages[at]
-        for words, value in faults[at].items():
+        for words, change in faults[at].items():
             # In this stage alone, or wherever the same line does the same.
             alike = [
                 i
                 for i in faults
-                if words in faults[i] and _is_of(stage, original.stages[i])
+                if words in faults[i] and _is_like(stage, original.stages[i])
             ]
             for stages in [[at], alike][: len(alike)]:
                 after = error({i: faults[i][words] for i in stages})
                 if after < EXPLAINS * before:
+                    value = change.apply(*(original.stages[i].value for i in change.of))
                     ours = _holding(port, parting, value)
                     causes.append(Cause(words, stage, ours, before, after))
                     until = min(until, time.monotonic() + MORE_SECONDS)
@@ -132,8 +144,11 @@ def _holding(port: Recording, parting: Region, value: np.ndarray) -> Stage | Non
     return None
 
 
-def _is_of(a: Stage, b: Stage) -> bool:
-    return (a.operation, a.where) == (b.operation, b.where)
+def _is_like(a: Stage, b: Stage) -> bool:
+    """The same step, for queries and keys or in another layer."""
+    if (a.operation, a.where) != (b.operation, b.where):
+        return False
+    return a.value.ndim == b.value.ndim and a.value.shape[-1] == b.value.shape[-1]
 
 
 def _faults(
@@ -146,18 +161,12 @@ def _faults(
         return
     if any(_is_copy(original.stages[i], stage) for i in stage.parents):
         return  # Nothing is to be said that was not said of what it is a copy of.
-    yield from _rounded(value)
-    yield from _shifted(value)
-    if value.ndim >= 2 and value.shape[-1] == value.shape[-2]:
-        yield "the last two axes exchanged", value.swapaxes(-1, -2)
-    if at not in region.parting:
-        return
-    yield from _skipped(stage, original)
-    yield from _of_another_size(value, theirs)
-    yield from _of_usual_bases(value)
-    yield "the sign is changed", -value
-    yield from _reordered(value)
-    yield from _rotated(value, original, region)
+    elsewhere = at not in region.parting
+    for words, apply in _alone(value, theirs, few=elsewhere):
+        yield words, Change((at,), apply)
+    if not elsewhere:
+        yield from _skipped(stage, original)
+        yield from _rotated(value, original, [i for i in region.known if i < at])
 
 
 def _is_copy(a: Stage, b: Stage) -> bool:
@@ -166,28 +175,47 @@ def _is_copy(a: Stage, b: Stage) -> bool:
 
 
 def _skipped(stage: Stage, original: Recording) -> Found:
-    for parent in stage.parents:
-        before = original.stages[parent].value
-        if before.dtype.kind == "f" and before.shape == stage.value.shape:
-            yield f"the step {stage.operation!r} is left out", before
+    """As if it gave one of those that it is made of."""
+    parents = [i for i in stage.parents if original.stages[i].value.dtype.kind == "f"]
+    for n, parent in enumerate(parents, 1):
+        if original.stages[parent].value.shape == stage.value.shape:
+            of = f" but for its input {n}" if len(parents) > 1 else ""
+            words = f"the step {stage.operation!r} is left out{of}"
+            yield words, Change((parent,), np.array)
 
 
-def _of_another_size(value: np.ndarray, theirs: list[np.ndarray]) -> Found:
-    """By a factor, or frequencies of another base, that a stage of the port suggests."""
+# ------------------------------------------------------- faults of a stage by itself
+
+Applied = Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]
+
+
+def _alone(value: np.ndarray, theirs: list[np.ndarray], *, few: bool) -> Applied:
+    yield from _rounded(value)
+    yield from _shifted(value)
+    if value.ndim >= 2 and value.shape[-1] == value.shape[-2]:
+        yield "the last two axes exchanged", lambda x: x.swapaxes(-1, -2)
+    if few:
+        return
     for other in theirs:
-        if other.size != value.size or other.dtype.kind != "f":
-            continue
-        finite = np.isfinite(value) & (value != 0)
-        sizes = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in (other, value)]
-        if not (finite.any() and all(sizes)):
-            continue
-        factor = sizes[0] / sizes[1]
-        for signed in (factor, -factor):
-            if abs(signed - 1) > 1e-6 and near(
-                np.sort(signed * value, axis=None), np.sort(other, axis=None)
-            ):
-                yield f"multiplied by {_number(signed)}", signed * value
-        yield from _of_another_base(value, other)
+        if other.size == value.size and other.dtype.kind == "f":
+            yield from _of_another_size(value, other)
+            yield from _of_another_base(value, other)
+    yield from _of_usual_bases(value)
+    yield "the sign is changed", np.negative
+    yield from _reordered(value)
+
+
+def _of_another_size(value: np.ndarray, other: np.ndarray) -> Applied:
+    """By a factor that a stage of the port suggests."""
+    finite = np.isfinite(value) & (value != 0)
+    sizes = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in (other, value)]
+    if not (finite.any() and all(sizes)):
+        return
+    factor = sizes[0] / sizes[1]
+    for signed in (factor, -factor):
+        scaled = np.sort(signed * value, axis=None)
+        if abs(abs(signed) - 1) > 1e-6 and near(scaled, np.sort(other, axis=None)):
+            yield f"multiplied by {_number(signed)}", partial(np.multiply, signed)
 
 
 def _number(x: float) -> str:
@@ -204,7 +232,7 @@ def _number(x: float) -> str:
     return f"{sign}{x:.6g}"
 
 
-def _of_another_base(value: np.ndarray, other: np.ndarray) -> Found:
+def _of_another_base(value: np.ndarray, other: np.ndarray) -> Applied:
     """Frequencies base^(-i/n), from 1 down."""
     n = value.size
     ours, theirs = (np.sort(x, axis=None)[::-1] for x in (value, other))
@@ -213,14 +241,14 @@ def _of_another_base(value: np.ndarray, other: np.ndarray) -> Found:
     power = np.log(theirs[-1]) / np.log(ours[-1])
     if abs(power - 1) > 1e-6 and near(ours**power, theirs):
         bases = (x[1] ** -float(n) for x in (theirs, ours))
-        yield (
-            "base {:.6g} in place of {:.6g}".format(*bases)
-            + f", or a width of {2 * n / power:.6g} in place of {2 * n} in the exponent",
-            value**power,
+        words = "base {:.6g} in place of {:.6g}".format(*bases)
+        words += (
+            f", or a width of {2 * n / power:.6g} in place of {2 * n} in the exponent"
         )
+        yield words, partial(_to_the_power, power)
 
 
-def _of_usual_bases(value: np.ndarray) -> Found:
+def _of_usual_bases(value: np.ndarray) -> Applied:
     """As of a port whose tables were made elsewhere, so that no stage of it has its frequencies."""
     n, ordered = value.size, np.sort(value, axis=None)[::-1]
     if ordered[-1] <= 0 or abs(ordered[0] - 1) > 1e-6:
@@ -232,18 +260,26 @@ def _of_usual_bases(value: np.ndarray) -> Found:
     for other in USUAL_BASES:
         if abs(other / base - 1) > 1e-3:
             power = np.log(other) / np.log(base)
-            yield f"base {other:.6g} in place of {base:.6g}", value**power
+            words = f"base {other:.6g} in place of {base:.6g}"
+            yield words, partial(_to_the_power, power)
 
 
-def _rounded(value: np.ndarray) -> Found:
+def _to_the_power(power: float, x: np.ndarray) -> np.ndarray:
+    return x**power
+
+
+def _rounded(value: np.ndarray) -> Applied:
     for dtype in (ml_dtypes.bfloat16, np.float16):
-        with np.errstate(over="ignore"):
-            rounded = value.astype(dtype).astype(np.float64)
-        if not near(value, rounded):
-            yield f"rounded to {np.dtype(dtype).name}", rounded
+
+        def apply(x: np.ndarray, dtype: type = dtype) -> np.ndarray:
+            with np.errstate(over="ignore"):
+                return x.astype(dtype).astype(np.float64)
+
+        if not near(value, apply(value)):
+            yield f"rounded to {np.dtype(dtype).name}", apply
 
 
-def _shifted(value: np.ndarray) -> Found:
+def _shifted(value: np.ndarray) -> Applied:
     """Positions, angles, or what else grows evenly along an axis."""
     for axis in range(value.ndim):
         with np.errstate(invalid="ignore"):
@@ -252,72 +288,97 @@ def _shifted(value: np.ndarray) -> Found:
             continue
         step = steps.take([0], axis)
         if step.any() and near(steps, np.broadcast_to(step, steps.shape)):
-            for by in (1, -1):
-                yield (
-                    f"positions {'after' if by > 0 else 'before'} their own by 1",
-                    value + by * step,
-                )
+            for way, by in (("after", step), ("before", -step)):
+                yield f"positions {way} their own by 1", partial(np.add, by)
 
 
-def _reordered(value: np.ndarray) -> Found:
+def _reordered(value: np.ndarray) -> Applied:
     for axis, n in enumerate(value.shape):
         if n < 3:
             continue
-        orders = {f"axis {axis} reversed": np.arange(n)[::-1]}
+        orders = {"reversed": np.arange(n)[::-1]}
         if n % 2 == 0:
             pairs = np.arange(n).reshape(2, -1).T.ravel()
-            orders[f"axis {axis} in neighbouring pairs in place of halves"] = pairs
-            orders[f"axis {axis} in halves in place of neighbouring pairs"] = (
-                np.argsort(pairs)
-            )
+            orders["in neighbouring pairs in place of halves"] = pairs
+            orders["in halves in place of neighbouring pairs"] = np.argsort(pairs)
         for words, order in orders.items():
-            yield words, value.take(order, axis)
+            yield f"axis {axis} {words}", partial(np.take, indices=order, axis=axis)
 
 
 # ---------------------------------------------------------------------------- rotations
 
 
-def _rotated(value: np.ndarray, original: Recording, region: Region) -> Found:
+def _rotated(value: np.ndarray, original: Recording, before: list[int]) -> Found:
     """Of a rotation, the others that are in use."""
     if value.ndim < 3:
         return
-    before = [original.stages[at].value for at in region.known]
-    xs = [x for x in before if x.size == value.size and x.ndim >= 3]
-    tables = [x for x in before if x.dtype.kind == "f" and np.abs(x).max() <= 1 + 1e-6]
-    for x, (cos, sin) in itertools.product(xs, itertools.permutations(tables, 2)):
-        if x.shape != value.shape or cos.shape != sin.shape:
+    known = [(at, original.stages[at].value) for at in before]
+    xs = [(at, x) for at, x in known if x.shape == value.shape]
+    tables = [
+        (at, x)
+        for at, x in known
+        if x.dtype.kind == "f" and np.abs(x).max() <= 1 + 1e-6
+    ]
+    for (i, x), ((j, cos), (k, sin)) in itertools.product(
+        xs, itertools.permutations(tables, 2)
+    ):
+        if cos.shape != sin.shape or not near(cos**2 + sin**2, np.ones(cos.shape)):
             continue
-        if not near(cos**2 + sin**2, np.ones(cos.shape)):
-            continue
-        ways = dict(_rotations(x, cos, sin))
-        mine = [words for words, rotated in ways.items() if near(rotated, value)]
-        for words, rotated in ways.items() if mine else ():
-            if words not in mine:
-                yield f"a rotation {words} in place of one {mine[0]}", rotated
+        ways = [
+            way for way in _ways(x, cos) if near(_rotation(way, x, cos, sin), value)
+        ]
+        for way in _ways(x, cos) if ways else ():
+            if way not in ways:
+                words = f"a rotation {way} in place of one {ways[0]}"
+                yield words, Change((i, j, k), partial(_rotation, way))
 
 
-def _rotations(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> Found:
-    """Of every layout and direction; tables are [tokens, pairs], or hold each pair twice."""
-    cos, sin = cos.squeeze(), sin.squeeze()
-    if cos.ndim != 2:
-        return
-    half = cos.shape[-1] // 2
-    if half and near(cos[:, :half], cos[:, half : 2 * half]):
-        cos, sin = cos[:, :half], sin[:, :half]
-    elif half and near(cos[:, ::2], cos[:, 1::2]):
-        cos, sin = cos[:, ::2], sin[:, ::2]
-    tokens, n = cos.shape
-    for axis in range(x.ndim - 1):
-        if x.shape[axis] != tokens or x.shape[-1] < 2 * n:
-            continue
-        shape = [1] * x.ndim
-        shape[axis], shape[-1] = tokens, n
-        c, s = cos.reshape(shape), sin.reshape(shape)
-        for layout, sign in itertools.product(("half", "interleaved"), (1, -1)):
-            i, j = slice(0, n), slice(n, 2 * n)
-            if layout == "interleaved":
-                i, j = slice(0, 2 * n, 2), slice(1, 2 * n, 2)
-            y = x.copy()
-            y[..., i] = x[..., i] * c - sign * x[..., j] * s
-            y[..., j] = x[..., j] * c + sign * x[..., i] * s
-            yield f"in the layout {layout!r}{'' if sign > 0 else ', backwards'}", y
+class _Way(NamedTuple):
+    layout: str
+    sign: int
+    axis: int
+
+    def __str__(self) -> str:
+        return f"in the layout {self.layout!r}{'' if self.sign > 0 else ', backwards'}"
+
+
+def _ways(x: np.ndarray, cos: np.ndarray) -> list[_Way]:
+    """Every layout and direction, tokens along an axis that the table has."""
+    table = _of_pairs(cos)
+    axes = [
+        axis
+        for axis in range(x.ndim - 1)
+        if table.ndim == 2
+        and x.shape[axis] == table.shape[0]
+        and x.shape[-1] >= 2 * table.shape[1]
+    ]
+    return [
+        _Way(*way)
+        for way in itertools.product(("half", "interleaved"), (1, -1), axes[-1:])
+    ]
+
+
+def _of_pairs(table: np.ndarray) -> np.ndarray:
+    """[tokens, pairs] of a table that may hold each pair twice."""
+    table = table.squeeze()
+    half = table.shape[-1] // 2 if table.ndim == 2 else 0
+    if half and near(table[:, :half], table[:, half : 2 * half]):
+        return table[:, :half]
+    if half and near(table[:, ::2], table[:, 1::2]):
+        return table[:, ::2]
+    return table
+
+
+def _rotation(way: _Way, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    cos, sin = _of_pairs(cos), _of_pairs(sin)
+    n = cos.shape[1]
+    shape = [1] * x.ndim
+    shape[way.axis], shape[-1] = cos.shape
+    cos, sin = cos.reshape(shape), way.sign * sin.reshape(shape)
+    i, j = slice(0, n), slice(n, 2 * n)
+    if way.layout == "interleaved":
+        i, j = slice(0, 2 * n, 2), slice(1, 2 * n, 2)
+    y = x.copy()
+    y[..., i] = x[..., i] * cos - x[..., j] * sin
+    y[..., j] = x[..., j] * cos + x[..., i] * sin
+    return y

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from .bounded import Bounded
-from .causes import explained
+from .causes import Change, explained
 from .frameworks import DTYPES, run_jax, run_torch, to_torch, unit_roundoff
 from .sides import Side, jax_side, named, torch_side
 from .stages import (
@@ -29,7 +29,7 @@ from .stages import (
     record_torch,
     replayed_torch,
 )
-from .tolerances import COST_RUNS, HALF_UNITS, PEER_FLOOR_UNITS, PORT_FACTOR
+from .tolerances import COST_RUNS, FEW, HALF_UNITS, HUGE, PEER_FLOOR_UNITS, PORT_FACTOR
 from .verdicts import PASSING, Report, Row, judge
 from .weights import WeightMap, back, carried, checked, guessed
 
@@ -86,7 +86,11 @@ def _report(case: _Case) -> Report:
     rows, causes = case.contract(), []
     if not rows:
         rows = case.rows()
-        wrong = {row.name.split()[0] for row in rows if row.verdict == "DIVERGE"}
+        wrong = {
+            row.name.split()[0]
+            for row in rows
+            if row.verdict in ("DIVERGE", "CONTRACT")
+        }
         outputs = [name for name in case.outputs if name in wrong]
         if outputs:
             causes = case.diagnosis(outputs)
@@ -167,7 +171,7 @@ class _Case:
             a, b = self._both(dtype, dtype)
             costs = self._costs(dtype)
             for name in b:
-                truth = _truth(b64[name], costs[name], dtype)
+                truth = _truth(_finite(b64[name]), costs[name], dtype)
                 row = _judged(name, a[name], b[name], truth, dtype)
                 if dtype == "float32":
                     rows.append(_same(name, a64[name], b64[name], truth, row.verdict))
@@ -184,10 +188,10 @@ class _Case:
         b = self._results(self.original, self.of_torch, dtype, held)
         return _without_kinds(a), _without_kinds(b)
 
-    def _costs(self, dtype: str) -> dict[str, float]:
+    def _costs(self, dtype: str) -> Arrays:
         """What rounding costs the original, at worst of a few runs near by: of a few numbers one run may be lucky."""
         rng = np.random.default_rng(0)
-        costs: dict[str, float] = {}
+        costs: Arrays = {}
         for _ in range(COST_RUNS):
             near_by = {
                 name: np.asarray(x * (1 + 2**-6 * rng.normal(size=x.shape)))
@@ -200,8 +204,8 @@ class _Case:
                 for run in ("float64", dtype)
             )
             for name, x in rounded.items():
-                error = np.abs(x.astype(np.float64) - exact[name]).max(initial=0)
-                costs[name] = max(costs.get(name, 0.0), float(error))
+                error = _largest(_finite(x) - _finite(exact[name]))
+                costs[name] = np.maximum(costs.get(name, 0.0), error)
         return costs
 
     def _results(self, side: Side, arrays: Arrays, dtype: str, held: str) -> Arrays:
@@ -226,10 +230,10 @@ class _Case:
         ours, theirs = diverging(port, original, outputs)
         found = {name: port.stages[port.outputs[name]].value for name in outputs}
 
-        def error(instead: dict[int, np.ndarray]) -> float:
+        def error(instead: dict[int, Change]) -> float:
             try:
                 again = replayed_torch(run, _tensors(self.of_torch, "float64"), instead)
-            except RuntimeError:  # What follows does not take such numbers.
+            except Exception:
                 return np.inf
             return max(_apart(found[name], again[name]) for name in outputs)
 
@@ -246,7 +250,7 @@ def _run_jitted(*call: Any) -> Arrays:
 
 
 def _program(side: Side, dtype: str) -> Callable[..., dict[str, Any]]:
-    """A function of arrays under the names of a case; outputs that are whole numbers are compared as floating ones."""
+    """A function of arrays under the names of a case, whose outputs are in the dtype of the run."""
 
     def function(**arrays: Any) -> dict[str, Any]:
         weights, inputs = (
@@ -289,24 +293,41 @@ def _apart(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a[there] - b[there]).max(initial=0) / size)
 
 
-def _truth(exact: np.ndarray, cost: float, dtype: str) -> Bounded:
-    """The float64 run, and PORT_FACTOR times what rounding was seen to cost, all over the tensor."""
-    exact = exact.astype(np.float64)
-    unit = unit_roundoff(DTYPES[dtype]) * np.abs(exact).max(initial=0)
-    cost = max(cost, PEER_FLOOR_UNITS * unit)
+def _truth(exact: np.ndarray, cost: np.ndarray, dtype: str) -> Bounded:
+    """The float64 run, and PORT_FACTOR times what rounding was seen to cost in each channel.
+
+    Where rounding cost less in a channel than in others, as a share of its largest number, that may be luck.
+    """
+    unit, sizes = unit_roundoff(DTYPES[dtype]), _largest(exact)
+    share = cost.max(initial=0) / (sizes.max(initial=0) or 1.0)
+    share = max(share, PEER_FLOOR_UNITS * unit)
+    cost = np.maximum(cost, share * sizes)
     if dtype != "float32":
-        cost = min(cost, HALF_UNITS * unit)
+        cost = np.minimum(cost, HALF_UNITS * unit * sizes)
     units = PORT_FACTOR * cost / unit_roundoff(np.float32)
-    return Bounded(exact, np.full(exact.shape, units))
+    return Bounded(exact, np.broadcast_to(units, exact.shape))
+
+
+def _largest(x: np.ndarray) -> np.ndarray:
+    """In every channel, [channels] or, where these hold few numbers, in all."""
+    x = np.abs(x)
+    few = x.ndim < 2 or x.size < FEW * x.shape[-1]
+    return np.nan_to_num(x).max(None if few else tuple(range(x.ndim - 1)), initial=0)
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    """In float64; what is as large as infinity, as which masks are written, must be where it is and is no number."""
+    x = x.astype(np.float64)
+    return np.where(np.abs(x) < HUGE, x, np.nan)
 
 
 def _same(
     name: str, a: np.ndarray, b: np.ndarray, truth: Bounded, in_float32: str
 ) -> Row:
-    """A row for float64: what differs there and not in float32 is computed in float32 on one side."""
+    """A row for float64: what differs there and not in float32 is computed in float32 by the port."""
     row = _judged(name, a, b, truth, "float64")
     if row.verdict == "DIVERGE" and in_float32 in PASSING:
-        reason = "a side computes in float32, whatever it is given"
+        reason = "A computes in float32, whatever it is given"
         return replace(row, verdict="AGREE", reason=reason)
     return row
 
@@ -314,15 +335,18 @@ def _same(
 def _judged(name: str, a: np.ndarray, b: np.ndarray, truth: Bounded, dtype: str) -> Row:
     held = DTYPES[dtype]
     compute = DTYPES["float64" if dtype == "float64" else "float32"]
+    a, b = (np.where(np.isnan(_finite(x)), np.nan, x).astype(held) for x in (a, b))
     row = judge(
         f"{name} {dtype}", a, b, truth, dtype=held, compute=compute, peers=False
     )
-    if row.verdict == "INVALID" and name.startswith("d_"):
-        off = np.abs(a.astype(np.float64) - truth.value)
-        if (off <= unit_roundoff(np.float32) * truth.units).all():
-            reason = f"nothing to learn: {row.reason}"
-            return replace(row, verdict="AGREE", reason=reason)
-    return row
+    if row.verdict != "INVALID":
+        return row
+    # Zero, or one number: it says nothing if the port has it too.
+    off = np.abs(a.astype(np.float64) - truth.value)
+    bound = unit_roundoff(np.float32) * truth.units
+    if (np.isnan(off) | (off <= bound)).all():
+        return replace(row, verdict="AGREE") if name.startswith("d_") else row
+    return replace(row, verdict="DIVERGE" if dtype == "float64" else "A_WORSE")
 
 
 def _around(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -8,7 +8,8 @@ float32 all the same is none the worse for it, and the report says so.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .frameworks import DTYPES, from_torch
 
@@ -42,10 +44,10 @@ class Side:
     source: str
 
     def floating(self, x: Any, dtype: str) -> Any:
-        """Whole numbers and truth values as floating ones; floating ones as they are."""
+        """In the dtype of the run, whole numbers and truth values too."""
         if self.framework == "torch":
-            return x if x.is_floating_point() else x.to(getattr(torch, dtype))
-        return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(DTYPES[dtype])
+            return x.to(getattr(torch, dtype))
+        return x.astype(DTYPES[dtype])
 
 
 def jax_side(program: Any, inputs: Mapping[str, np.ndarray]) -> Side:
@@ -70,10 +72,12 @@ def torch_side(program: Any) -> Side:
             raise TypeError(
                 f"the PyTorch side must be a function or a `torch.nn.Module`, got {type(program).__name__}."
             )
-        return Side(
-            "torch", {}, lambda _, given, __: _called(program, given), _where(program)
-        )
-    program.eval()
+
+        def plain(_: Any, given: dict[str, Any], dtype: str) -> Any:
+            with _wide(dtype):
+                return _called(program, given)
+
+        return Side("torch", {}, plain, _where(program))
     weights = {
         name: from_torch(weight.detach()) for name, weight in program.named_parameters()
     }
@@ -86,11 +90,43 @@ def torch_side(program: Any) -> Side:
             for name, buffer in buffers.items()
         }
         arguments = _arguments(program.forward, given)
-        return torch.func.functional_call(
-            program, {**state, **weights}, arguments.args, arguments.kwargs
-        )
+        training = {module: module.training for module in program.modules()}
+        program.eval()
+        try:
+            with _wide(dtype):
+                return torch.func.functional_call(
+                    program, {**state, **weights}, arguments.args, arguments.kwargs
+                )
+        finally:
+            for module, was in training.items():
+                module.training = was
 
     return Side("torch", weights, call, _where(type(program)))
+
+
+@contextmanager
+def _wide(dtype: str) -> Iterator[None]:
+    """In a float64 run PyTorch's side computes in float64 what it says is to be in float32, so that it is the truth."""
+    if dtype != "float64":
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _NoFloat32():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _NoFloat32(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -179,15 +215,26 @@ def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 
 def _arguments(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """By name where the function has these names, else in the order in which they were given."""
+    """By name where the function has it; the others in the order in which they were given."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # Of a builtin.
         signature = inspect.signature(lambda *arguments: None)
-    try:
-        return signature.bind(**given)
-    except TypeError:
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds.values():
         return signature.bind(*given.values())
+    rest = iter([x for name, x in given.items() if name not in kinds])
+    free = [name for name in kinds if name not in given]
+    values = {**given, **dict(zip(free, rest, strict=False))}
+    if left := len(list(rest)):
+        raise TypeError(f"a side takes {left} inputs fewer than {', '.join(given)}.")
+    first = [name for name in kinds if kinds[name] is inspect.Parameter.POSITIONAL_ONLY]
+    return signature.bind(
+        *(values[name] for name in first if name in values),
+        **{
+            name: values[name] for name in kinds if name in values and name not in first
+        },
+    )
 
 
 def _where(thing: Any) -> str:

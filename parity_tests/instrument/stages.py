@@ -116,9 +116,9 @@ def record_torch(
 def replayed_torch(
     function: Callable[..., dict[str, Any]],
     arrays: dict[str, torch.Tensor],
-    instead: dict[int, np.ndarray],
+    instead: dict[int, Any],
 ) -> dict[str, np.ndarray]:
-    """The outputs with other numbers in these stages."""
+    """The outputs with other numbers in these stages, each a `Change`."""
     with torch.no_grad(), _Replay(arrays, instead):
         outputs = function(arrays)
     return {name: _wide(from_torch(x.detach())) for name, x in outputs.items()}
@@ -186,22 +186,27 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Replay(_Recorder):
-    """Counts the stages and keeps none."""
+    """Changes stages by the numbers that they and others have in this run; keeps tensors in place of stages."""
 
-    def __init__(self, arrays: dict[str, Any], instead: dict[int, np.ndarray]) -> None:
+    def __init__(self, arrays: dict[str, Any], instead: dict[int, Any]) -> None:
         self.instead = instead
         super().__init__(arrays)
 
     def _stage(self, name: str, tensor: Any, parents: Any, where: str) -> Any:
-        return None
+        return tensor
 
     def _where(self) -> str:
         return ""
 
     def _kept(self, tensor: torch.Tensor, *, in_place: bool) -> torch.Tensor:
-        if len(self.stages) not in self.instead:
+        change = self.instead.get(len(self.stages))
+        if change is None:
             return tensor
-        value = torch.from_numpy(np.ascontiguousarray(self.instead[len(self.stages)]))
+        given = (
+            self.stages[at] if at < len(self.stages) else tensor for at in change.of
+        )
+        new = change.apply(*(_wide(from_torch(x.detach())) for x in given))
+        value = torch.from_numpy(np.ascontiguousarray(new))
         if in_place:
             return tensor.copy_(value)
         # Not into a view, which would change what it is a view of; but in the same order in memory, on which it

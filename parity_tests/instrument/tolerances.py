@@ -10,6 +10,7 @@ import numpy as np
 __all__ = [
     "COST_RUNS",
     "EXPLAINS",
+    "FEW",
     "FUNCTION_UNITS",
     "HALF_UNITS",
     "HUGE",
@@ -59,5 +60,7 @@ HALF_UNITS = 32
 STAGE_SHARE = 2e-5
 # A hypothesis explains a difference if it leaves so much of it: of a difference of a percent, what STAGE_SHARE allows.
 EXPLAINS = 1e-3
-# What is written for minus infinity is finite in some programs: the least float32 or half of it.
-HUGE = 1e30
+# What is written for minus infinity is finite in some programs: -1e9, the least float32 or half of it.
+HUGE = 1e8
+# The largest error of fewer numbers than these is a matter of luck.
+FEW = 16

@@ -7,8 +7,9 @@ width, in, out] where PyTorch's is [out, in, height, width].
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -27,6 +28,11 @@ SYNONYMS = {
     "key": "k",
     "value": "v",
     "output": "out",
+    "o": "out",
+    "wq": "q",
+    "wk": "k",
+    "wv": "v",
+    "wo": "out",
     "attention": "attn",
     "self": "",
     "proj": "",
@@ -105,9 +111,12 @@ def guessed(jax_weights: Arrays, torch_weights: Arrays) -> WeightMap:
             f"({_listed(jax_weights)}), PyTorch's {len(torch_weights)} ({_listed(torch_weights)})."
         )
     ours, theirs = list(jax_weights), list(torch_weights)
-    cost = np.array(
-        [[_cost(a, jax_weights[a], b, torch_weights[b]) for b in theirs] for a in ours]
-    ).reshape(len(ours), len(theirs))
+    described = _described(ours), _described(theirs)
+    cost = np.full((len(ours), len(theirs)), UNFIT)
+    for (row, a), (column, b) in itertools.product(enumerate(ours), enumerate(theirs)):
+        x, y = jax_weights[a], torch_weights[b]
+        if not _misfit(a, x, b, y, _how(a, y)):
+            cost[row, column] = _cost(described[0][a], described[1][b])
     rows, columns = linear_sum_assignment(cost)
     names = {}
     for row, column in zip(rows, columns, strict=True):
@@ -117,28 +126,44 @@ def guessed(jax_weights: Arrays, torch_weights: Arrays) -> WeightMap:
                 f"the weights do not fit: {a} {jax_weights[a].shape} is none of "
                 f"{_listed(torch_weights)}."
             )
-        names[a] = b, _how(a, jax_weights[a], torch_weights[b])
+        names[a] = b, _how(a, torch_weights[b])
     return checked(names, jax_weights, torch_weights)
 
 
 UNFIT = 1e6
 
 
-def _cost(a: str, x: np.ndarray, b: str, y: np.ndarray) -> float:
-    """The words that are in one name alone; UNFIT where no shape fits."""
-    if _misfit(a, x, b, y, _how(a, x, y)):
-        return UNFIT
-    ours, theirs = _words(a), _words(b)
-    return float(len(ours ^ theirs))
+def _cost(a: tuple[set[str], list[int]], b: tuple[set[str], list[int]]) -> float:
+    """The words that are in one name alone, and the numbers that are others, which tell more."""
+    (ours, first), (theirs, second) = a, b
+    numbers = sum(x != y for x, y in itertools.zip_longest(first, second))
+    return len(ours ^ theirs) + 2.0 * numbers
 
 
-def _words(name: str) -> set[str]:
-    """Numbers of layers among them."""
-    words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
-    return {SYNONYMS.get(word, word) for word in words} - {""}
+def _described(names: Iterable[str]) -> dict[str, tuple[set[str], list[int]]]:
+    """Words, and numbers by their rank: the layers of one side may be 0, 1, 2 and those of the other 0, 2, 4."""
+    found = {}
+    parts = {name: _parts(name) for name in names}
+    for name, words in parts.items():
+        ranks = []
+        for n, word in enumerate(words):
+            if word.isdigit():
+                alike = {
+                    int(other[n])
+                    for other in parts.values()
+                    if len(other) > n and other[n].isdigit() and other[:n] == words[:n]
+                }
+                ranks.append(sorted(alike).index(int(word)))
+        text = {SYNONYMS.get(word, word) for word in words if not word.isdigit()}
+        found[name] = text - {""}, ranks
+    return found
 
 
-def _how(name: str, x: np.ndarray, y: np.ndarray) -> str:
+def _parts(name: str) -> list[str]:
+    return re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+
+
+def _how(name: str, y: np.ndarray) -> str:
     """By Flax's convention a kernel is transposed, a table or a bias is not."""
     return (
         "transpose"
