@@ -131,6 +131,9 @@ if FOLDER.is_dir():  # the examples are not installed
         assert "base 10000 in place of 500000" in printed
         line = port.read_text().split("inv_freq = ")[0].count("\n") + 1
         assert f"flax_port.py:{line}" in printed
+        line = model.read_text().split("angles = ")[0].count("\n") + 1
+        (original,) = (x for x in printed.splitlines() if x.startswith("B is the same"))
+        assert f"not from model.py:{line}" in original
         assert json.loads(file.read_text())["verdict"] == "DIVERGE"
         assert main([*command, "--make", "base=10_000.0"]) == 0
 

@@ -116,8 +116,10 @@ def explained(
                     break
         if time.monotonic() > until:
             break
-    plain = {cause.words: cause for cause in sorted(causes, key=_plainness)[::-1]}
-    return [*plain.values()][::-1][:SAID]
+    plain: dict[str, Cause] = {}
+    for cause in sorted(causes, key=_plainness):
+        plain.setdefault(cause.words.split(",")[0], cause)
+    return [*plain.values()][:SAID]
 
 
 def _plainness(cause: Cause) -> int:

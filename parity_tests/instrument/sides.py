@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,6 +223,8 @@ def _arguments(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     if inspect.Parameter.VAR_POSITIONAL in kinds.values():
         return signature.bind(*given.values())
+    with suppress(TypeError):
+        return signature.bind(**given)
     rest = iter([x for name, x in given.items() if name not in kinds])
     free = [name for name in kinds if name not in given]
     values = {**given, **dict(zip(free, rest, strict=False))}

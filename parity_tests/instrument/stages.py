@@ -297,7 +297,8 @@ def _wide(value: np.ndarray) -> np.ndarray:
 def _python_frames() -> Iterator[tuple[str, int]]:
     frame = sys._getframe(2)
     while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
+        if frame.f_code.co_name != "__torch_dispatch__":  # One may be within another.
+            yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
 
 
