@@ -340,6 +340,36 @@ def test_what_a_sum_leaves_out_is_said():
     assert "left out but for its input 1" in report.causes[0]
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (jax.nn.gelu, torch.nn.functional.gelu, "gelu by tanh in place of gelu by erf"),
+        (jax.nn.silu, torch.nn.functional.relu, "activation silu in place of relu"),
+    ],
+)
+def test_other_activation_is_named(ours, theirs, words):
+    report = compare(lambda x: 2 * ours(3 * x), lambda x: 2 * theirs(3 * x), {"x": X})
+    assert words in report.causes[0]
+
+
+@pytest.mark.parametrize(("by", "way"), [(1, "later"), (-1, "earlier")])
+def test_mask_off_by_one_is_named(by, way):
+    def original(x):
+        future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        scores = (x @ x.mT).masked_fill(future, -torch.inf)
+        return torch.softmax(scores, -1) @ x
+
+    def port(x):
+        allowed = jnp.tri(5, k=by, dtype=bool)
+        scores = jnp.where(allowed, x @ x.mT, -1e30)
+        return jax.nn.softmax(scores, -1)[..., 1:, :] @ x
+
+    report = compare(port, lambda x: original(x)[..., 1:, :], {"x": X})
+    assert any(f"mask by one key {way}" in cause for cause in report.causes), str(
+        report
+    )
+
+
 def test_hypothesis_that_breaks_the_original_is_no_crash():
     """Positions before their own have no row at -1."""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
+from scipy import special
 
 from .stages import Recording, Region, Stage, near, same_numbers
 from .tolerances import EXPLAINS
@@ -29,6 +30,8 @@ USUAL_BASES = (1e4, 1e5, 5e5, 1e6, 1e7)
 SAID = 3
 PLAINEST_FIRST = (
     "rounded",
+    "activation",
+    "mask",
     "base",
     "rotation",
     "sign",
@@ -168,6 +171,8 @@ def _faults(
         yield words, Change((at,), apply)
     if not elsewhere:
         yield from _skipped(stage, original)
+        yield from _activated(stage, original)
+        yield from _masked(stage, original)
         yield from _rotated(value, original, [i for i in region.known if i < at])
 
 
@@ -184,6 +189,48 @@ def _skipped(stage: Stage, original: Recording) -> Found:
             of = f" but for its input {n}" if len(parents) > 1 else ""
             words = f"the step {stage.operation!r} is left out{of}"
             yield words, Change((parent,), np.array)
+
+
+def _activated(stage: Stage, original: Recording) -> Found:
+    """Of an activation, the others."""
+    for parent in stage.parents:
+        before = original.stages[parent].value
+        if before.shape != stage.value.shape or not np.isfinite(before).all():
+            continue
+        is_it = [
+            name for name, f in ACTIVATIONS.items() if near(f(before), stage.value)
+        ]
+        for name, function in ACTIVATIONS.items() if is_it else ():
+            if name not in is_it:
+                words = f"activation {name} in place of {is_it[0]}"
+                yield words, Change((parent,), function)
+
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "gelu by erf": lambda x: x * (1 + special.erf(x / np.sqrt(2))) / 2,
+    "gelu by tanh": lambda x: (
+        x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+    ),
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x * special.expit(x),
+}
+
+
+def _masked(stage: Stage, original: Recording) -> Found:
+    """By a mask that ends a key later or earlier, as it does for the query after or before."""
+    if stage.operation != "masked_fill" or len(stage.parents) < 2:
+        return
+    scores, mask = stage.parents[:2]
+    if original.stages[mask].value.ndim < 2:
+        return
+
+    def moved(by: int, x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        queries = np.arange(mask.shape[-2]) + by
+        queries = np.clip(queries, 0, mask.shape[-2] - 1)
+        return np.where(mask[..., queries, :], -np.inf, x)
+
+    for way, by in (("later", 1), ("earlier", -1)):
+        yield f"mask by one key {way}", Change((scores, mask), partial(moved, by))
 
 
 # ------------------------------------------------------- faults of a stage by itself
