@@ -110,7 +110,7 @@ def _compare(options: argparse.Namespace) -> int:
         )
         dtypes = ("float32", *options.dtype)
         report = compare(port, original, inputs, dtypes=dtypes, seed=options.seed)
-    except Exception as error:
+    except Exception as error:  # Anybody's code runs here.
         print(f"could not compare: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print(report)

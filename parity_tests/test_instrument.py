@@ -31,11 +31,11 @@ def nudged(by, at=(1, 2)):
     return result
 
 
-def test_compare_equal():
+def test_judge_equal():
     assert verdict(RIGHT, RIGHT) == "EQUAL"
 
 
-def test_compare_agree_within_rounding():
+def test_judge_agree_within_rounding():
     towards = np.where(TRUTH > RIGHT, np.inf, -np.inf).astype(F32)
     other = np.nextafter(RIGHT, towards)
     loose = Bounded(TRUTH, 4 * np.abs(TRUTH))
@@ -43,27 +43,27 @@ def test_compare_agree_within_rounding():
 
 
 @pytest.mark.parametrize("by", [1e-5, -1e-5, 1.0], ids=str)
-def test_compare_names_the_worse_side(by):
+def test_judge_names_the_worse_side(by):
     assert verdict(nudged(by), RIGHT) == "A_WORSE"
     assert verdict(RIGHT, nudged(by)) == "B_WORSE"
 
 
-def test_compare_float64_difference_is_another_function():
+def test_judge_float64_difference_is_another_function():
     double = Bounded(TRUTH, np.abs(TRUTH))
     right = TRUTH.copy()
     assert verdict(right + 1e-12, right, double, F64, F64) == "DIVERGE"
     assert verdict(right, right + 1e-12, double, F64, F64) == "DIVERGE"
 
 
-def test_compare_shared_fault_is_both_poor():
+def test_judge_shared_fault_is_both_poor():
     assert verdict(nudged(1e-3), nudged(1e-3)) == "BOTH_POOR"
 
 
-def test_compare_two_faults_diverge():
+def test_judge_two_faults_diverge():
     assert verdict(nudged(1.0), nudged(-1.0)) == "DIVERGE"
 
 
-def test_compare_one_bad_head_cannot_hide():
+def test_judge_one_bad_head_cannot_hide():
     """Within the loose bound of the whole, but far worse than its peer in one slice."""
     loose = Bounded(TRUTH, np.full_like(TRUTH, 1e4))
     bad = RIGHT.copy()
@@ -84,12 +84,12 @@ def test_compare_one_bad_head_cannot_hide():
     ],
     ids=["shape", "rank", "wider", "narrower", "nan", "inf"],
 )
-def test_compare_contract(wrong):
+def test_judge_contract(wrong):
     assert verdict(wrong, RIGHT) == "CONTRACT"
     assert verdict(RIGHT, wrong) == "CONTRACT"
 
 
-def test_compare_nan_where_nan_is_right():
+def test_judge_nan_where_nan_is_right():
     truth, right = TRUTH.copy(), RIGHT.copy()
     truth[0, 0] = right[0, 0] = np.nan
     bounded = Bounded(truth, np.abs(truth))
@@ -103,25 +103,25 @@ def test_compare_nan_where_nan_is_right():
     [np.zeros((4, 5)), np.full((4, 5), 2.5), np.full((4, 5), np.nan), np.zeros((0, 5))],
     ids=["zero", "constant", "nan", "empty"],
 )
-def test_compare_nothing_is_invalid(truth):
+def test_judge_nothing_is_invalid(truth):
     result = truth.astype(F32)
     assert verdict(result, result, exact(truth)) == "INVALID"
 
 
-def test_compare_exact_places_allow_nothing():
+def test_judge_exact_places_allow_nothing():
     assert verdict(RIGHT, RIGHT, exact(RIGHT)) == "EQUAL"
     ulp = np.spacing(RIGHT[1, 2])
     assert verdict(nudged(ulp), RIGHT, exact(RIGHT)) == "A_WORSE"
 
 
-def test_compare_half_precision_allows_one_rounding():
+def test_judge_half_precision_allows_one_rounding():
     rounded = TRUTH.astype(BF16)
     assert verdict(rounded, rounded, ONE_ROUNDING, BF16, F32) == "EQUAL"
     twice = np.nextafter(rounded, BF16.type(9))
     assert verdict(twice, rounded, ONE_ROUNDING, BF16, F32) == "A_WORSE"
 
 
-def test_compare_bound_that_admits_zero_is_invalid():
+def test_judge_bound_that_admits_zero_is_invalid():
     loose = Bounded(TRUTH, np.full_like(TRUTH, 4 / unit_roundoff(F32)))
     assert verdict(RIGHT, RIGHT, loose) == "INVALID"
 

@@ -20,7 +20,7 @@ import torch
 from .bounded import Bounded
 from .causes import Change, explained
 from .frameworks import DTYPES, run_jax, run_torch, to_torch, unit_roundoff
-from .sides import Side, jax_side, named, torch_side
+from .sides import Side, in_dtype, jax_side, named, torch_side
 from .stages import (
     Recording,
     Region,
@@ -77,7 +77,8 @@ def compare(
     port, original = jax_side(jax_program, inputs), torch_side(torch_program)
     if weights is None:
         weights = guessed(port.weights, original.weights)
-    checked(weights, port.weights, original.weights)
+    else:
+        checked(weights, port.weights, original.weights)
     with _precisely():
         return _report(_Case(port, original, weights, inputs, dtypes, seed))
 
@@ -87,7 +88,7 @@ def _report(case: _Case) -> Report:
     if not rows:
         rows = case.rows()
         wrong = {
-            row.name.split()[0]
+            row.name.rpartition(" ")[0]
             for row in rows
             if row.verdict in ("DIVERGE", "CONTRACT")
         }
@@ -233,7 +234,7 @@ class _Case:
         def error(instead: dict[int, Change]) -> float:
             try:
                 again = replayed_torch(run, _tensors(self.of_torch, "float64"), instead)
-            except Exception:
+            except Exception:  # Anybody's code follows, and may not take such numbers.
                 return np.inf
             return max(_apart(found[name], again[name]) for name in outputs)
 
@@ -262,7 +263,7 @@ def _program(side: Side, dtype: str) -> Callable[..., dict[str, Any]]:
             for kind in (WEIGHT, INPUT)
         )
         outputs = named(side.call(weights, inputs, dtype))
-        return {name: side.floating(x, dtype) for name, x in outputs.items()}
+        return {name: in_dtype(x, dtype) for name, x in outputs.items()}
 
     return function
 

@@ -1,8 +1,8 @@
 """A program to compare, whatever it is made of: named weights, and a function of weights and inputs.
 
 A side is a function, a `torch.nn.Module`, a `flax.nnx.Module` or a `flax.linen.Module`. Arrays go in and come out as
-NumPy's. In a float64 run every weight, input and other state that is floating is float64; a side that computes in
-float32 all the same is none the worse for it, and the report says so.
+NumPy's. In a float64 run every weight, input and other state that is floating is float64, and PyTorch's side computes
+in it whatever its code says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .frameworks import DTYPES, from_torch
 
-__all__ = ["Side", "jax_side", "named", "torch_side"]
+__all__ = ["Side", "in_dtype", "jax_side", "named", "torch_side"]
 
 Arrays = dict[str, np.ndarray]
 
@@ -32,22 +32,14 @@ class Side:
     """One of the two programs.
 
     Args:
-        framework: "jax" or "torch".
         weights: By their names there ("attn/query/kernel", "attn.q_proj.weight"), in the dtype they were made in.
         call: Takes arrays of the framework: weights, inputs, and a dtype for what else is floating; gives any tree.
         source: Where it is defined, for the report.
     """
 
-    framework: str
     weights: Arrays
     call: Callable[[dict[str, Any], dict[str, Any], str], Any]
     source: str
-
-    def floating(self, x: Any, dtype: str) -> Any:
-        """In the dtype of the run, whole numbers and truth values too."""
-        if self.framework == "torch":
-            return x.to(getattr(torch, dtype))
-        return x.astype(DTYPES[dtype])
 
 
 def jax_side(program: Any, inputs: Mapping[str, np.ndarray]) -> Side:
@@ -60,9 +52,7 @@ def jax_side(program: Any, inputs: Mapping[str, np.ndarray]) -> Side:
         raise TypeError(
             f"the JAX side must be a function or a Flax module, got {type(program).__name__}."
         )
-    return Side(
-        "jax", {}, lambda _, given, __: _called(program, given), _where(program)
-    )
+    return Side({}, lambda _, given, __: _called(program, given), _where(program))
 
 
 def torch_side(program: Any) -> Side:
@@ -77,7 +67,7 @@ def torch_side(program: Any) -> Side:
             with _wide(dtype):
                 return _called(program, given)
 
-        return Side("torch", {}, plain, _where(program))
+        return Side({}, plain, _where(program))
     weights = {
         name: from_torch(weight.detach()) for name, weight in program.named_parameters()
     }
@@ -101,7 +91,7 @@ def torch_side(program: Any) -> Side:
             for module, was in training.items():
                 module.training = was
 
-    return Side("torch", weights, call, _where(type(program)))
+    return Side(weights, call, _where(type(program)))
 
 
 @contextmanager
@@ -152,6 +142,13 @@ def named(tree: Any) -> dict[str, Any]:
     return flat
 
 
+def in_dtype(x: Any, dtype: str) -> Any:
+    """An output in the dtype of the run, whole numbers and truth values too."""
+    if isinstance(x, torch.Tensor):
+        return x.to(getattr(torch, dtype))
+    return x.astype(DTYPES[dtype])
+
+
 def _is_flax(program: Any, kind: str) -> bool:
     return any(
         base.__name__ == "Module" and base.__module__.startswith(f"flax.{kind}")
@@ -174,7 +171,7 @@ def _nnx_side(module: Any) -> Side:
         merged = nnx.merge(graph, filled, _widened(rest, dtype))
         return _called(merged, given)
 
-    return Side("jax", weights, call, _where(type(module)))
+    return Side(weights, call, _where(type(module)))
 
 
 def _linen_side(module: Any, inputs: Mapping[str, np.ndarray]) -> Side:
@@ -196,7 +193,7 @@ def _linen_side(module: Any, inputs: Mapping[str, np.ndarray]) -> Side:
         state = {"params": params, **_widened(rest, dtype)}
         return module.apply(state, *arguments.args, **arguments.kwargs)
 
-    return Side("jax", flat, call, _where(type(module)))
+    return Side(flat, call, _where(type(module)))
 
 
 def _widened(tree: Any, dtype: str) -> Any:

@@ -71,10 +71,6 @@ class Stage:
         ]
         return inside.size > 0
 
-    def __str__(self) -> str:
-        shape = "x".join(map(str, self.value.shape)) or "scalar"
-        return f"{self.operation:<16} [{shape}]  {self.where}"
-
 
 @dataclass(frozen=True)
 class Recording:
@@ -90,12 +86,10 @@ class Region:
 
     Args:
         known: The last stages that have counterparts on the other side.
-        first: Those that follow on them and have none.
         parting: All on the way from there to the outputs.
     """
 
     known: tuple[int, ...]
-    first: tuple[int, ...]
     parting: tuple[int, ...]
 
 
@@ -372,7 +366,6 @@ def _alike(a: Stage, b: Stage) -> bool:
 def _region(recording: Recording, matched: set[int], outputs: Iterable[str]) -> Region:
     """Walk back from the outputs as far as nothing has a counterpart."""
     known: set[int] = set()
-    first: set[int] = set()
     parts: dict[int, bool] = {}
 
     def walk(at: int) -> bool:
@@ -384,11 +377,9 @@ def _region(recording: Recording, matched: set[int], outputs: Iterable[str]) -> 
             stage, parts[at] = recording.stages[at], True
             before = [walk(parent) for parent in stage.parents]
             parts[at] = stage.tells or any(before)
-            if stage.tells and not any(before):
-                first.add(at)
         return parts[at]
 
     for name in outputs:
         walk(recording.outputs[name])
-    parting = {at for at, does in parts.items() if does}
-    return Region(*(tuple(sorted(stages)) for stages in (known, first, parting)))
+    parting = (at for at, does in parts.items() if does)
+    return Region(tuple(sorted(known)), tuple(sorted(parting)))
