@@ -596,9 +596,9 @@ def test_what_comes_from_the_host_is_known_inside_jit(kind):
     def splash(x, scale):
         return attended(x, SLOPES, "splash", scale)
 
-    scale = jnp.float32(
-        0.25
-    )  # A power of two, by which queries are multiplied exactly.
+    # A power of two, by which queries are multiplied exactly.
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    scale = jax.device_put(jnp.float32(0.25), everywhere)
     with jax.set_mesh(mesh):
         found = splash(x, scale)
     expected = attended(x, SLOPES, "reference", scale)

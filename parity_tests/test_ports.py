@@ -190,7 +190,9 @@ def test_weights_are_not_as_they_were_made():
         weights["mlp/Dense_0/bias"],
         weights["mlp/LayerNorm_0/bias"],
     )
-    assert not compare(Scaled(), model, {"x": X}, weights=weights).passed
+    report = compare(Scaled(), model, {"x": X}, weights=weights)
+    rows = {row.name: row.verdict for row in report.rows}
+    assert rows["out float64"] == "DIVERGE"  # not the gradients alone
 
 
 def test_functions_with_integers_and_several_outputs():
@@ -261,7 +263,8 @@ def test_large_numbers_hide_nothing():
     report = compare(
         lambda x: x * jnp.array([1, 1.001, 1, 1, 1, 1]), lambda x: 1.0 * x, {"x": x}
     )
-    assert report.verdict == "DIVERGE"
+    rows = {row.name: row.verdict for row in report.rows}
+    assert rows["out float64"] == "DIVERGE"
 
 
 def test_gradient_of_zero_that_is_not_zero_is_another_function():
@@ -299,7 +302,7 @@ def test_original_that_makes_its_tables_in_float32():
             [first * cos - second * sin, second * cos + first * sin], -1
         )
 
-    x = np.random.default_rng(7).normal(size=(4096, 8))
+    x = np.random.default_rng(7).normal(size=(4096, 32))
     report = compare(port, original, {"x": x})
     assert report.passed, str(report)
 
@@ -374,7 +377,7 @@ def test_hypothesis_that_breaks_the_original_is_no_crash():
     """Positions before their own have no row at -1."""
 
     def original(x, table):
-        return table[torch.arange(x.shape[1])] + x
+        return torch.nn.functional.embedding(torch.arange(x.shape[1]), table) + x
 
     def port(x, table):
         return table[jnp.arange(x.shape[1]) + 1] + x
@@ -387,10 +390,10 @@ def test_hypothesis_that_breaks_the_original_is_no_crash():
 
 def test_inputs_by_name_and_by_order():
     def original(hidden, mask):
-        return hidden * mask
+        return hidden - mask
 
-    def port(x, mask):
-        return x * mask
+    def port(mask, x):
+        return x - mask
 
     inputs = {"mask": X**2, "x": X}
     compare(port, original, inputs).check()
