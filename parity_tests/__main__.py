@@ -32,6 +32,7 @@ import numpy as np
 
 from . import doctor
 from .instrument import compare
+from .instrument.environment import environment
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    for name, value in doctor.environment().items():
+    for name, value in environment().items():
         print(f"{name:<26} {value}")
     faults = list(doctor.faults())
     for fault in faults or ["nothing is wrong"]:
@@ -118,7 +119,6 @@ def _compare(options: argparse.Namespace) -> int:
         found = {
             "verdict": report.verdict,
             **dataclasses.asdict(report),
-            "environment": doctor.environment(),
         }
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if report.passed else 1

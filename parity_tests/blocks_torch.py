@@ -26,7 +26,7 @@ from posenc_torch import (
     dot_product_attention,
 )
 
-from .instrument.frameworks import run_torch
+from .instrument.in_torch import run_torch
 
 __all__ = [
     "SCHEMES",

@@ -1,9 +1,7 @@
-"""Is this machine set up to compare at all? What decides it, and what is wrong."""
+"""Is this machine set up to compare at all? What is wrong."""
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Iterator
 
 import jax
@@ -11,30 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-__all__ = ["environment", "faults"]
-
-
-def environment() -> dict[str, str]:
-    """What a report must say of where it was made."""
-    device = jax.devices()[0]
-    return {
-        "Python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "NumPy": np.__version__,
-        "JAX": f"{jax.__version__} on {device.platform} ({device.device_kind})",
-        "JAX, matrix products": str(
-            jax.config.jax_default_matmul_precision or "default"
-        ),
-        "JAX, x64": "on" if jax.config.jax_enable_x64 else "off (on in float64 runs)",
-        "JAX, subnormal numbers": "flushed to zero" if _jax_flushes() else "kept",
-        "PyTorch": f"{torch.__version__} on {'cuda' if torch.cuda.is_available() else 'cpu'}",
-        "PyTorch, matrix products": torch.get_float32_matmul_precision(),
-        "PyTorch, TF32 of cuDNN": "allowed"
-        if torch.backends.cudnn.allow_tf32
-        else "off",
-        "PyTorch, subnormal numbers": "kept" if _torch_keeps() else "flushed to zero",
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "none"),
-    }
+__all__ = ["faults"]
 
 
 def faults() -> Iterator[str]:
@@ -55,11 +30,3 @@ def faults() -> Iterator[str]:
         yield "PyTorch multiplies float32 matrices in fewer bits"
     if abs(float(jnp.sin(jnp.float32(1e5))) - np.sin(1e5)) > 1e-6:
         yield "JAX's sine of a large angle is wrong"
-
-
-def _jax_flushes() -> bool:
-    return float(jnp.float32(1e-40) * 1) == 0
-
-
-def _torch_keeps() -> bool:
-    return float(torch.tensor(1e-40) * 1) != 0

@@ -11,7 +11,9 @@ import pytest
 
 from .instrument import DTYPES, PROFILES, VERDICTS, Pair, Report, judge, oracles, run
 from .instrument.bounded import Bounded, exact, exp, tanh
-from .instrument.frameworks import run_jax, run_torch, unit_roundoff
+from .instrument.dtypes import unit_roundoff
+from .instrument.in_jax import run_jax
+from .instrument.in_torch import run_torch
 from .instrument.inputs import FAR, positions
 
 F32, F64, BF16 = DTYPES["float32"], DTYPES["float64"], DTYPES["bfloat16"]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
-from .instrument.frameworks import run_jax, run_torch
+from .instrument.in_jax import run_jax
+from .instrument.in_torch import run_torch
 from .twins import TWINS, Twin
 
 PARITY = ("learned", "path.learned")

@@ -15,7 +15,8 @@ from torch.nn.functional import interpolate
 
 import posenc_torch
 
-from .instrument.frameworks import run_jax, run_torch
+from .instrument.in_jax import run_jax
+from .instrument.in_torch import run_torch
 from .twins import TWINS, Twin
 
 both = pytest.mark.parametrize("twin", TWINS, ids=str)

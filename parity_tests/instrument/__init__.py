@@ -1,6 +1,6 @@
 """The comparison itself: inputs drawn once, two runners, a float64 oracle, a verdict in words."""
 
-from .frameworks import DTYPES
+from .dtypes import DTYPES
 from .inputs import PROFILES
 from .pairs import Pair, run
 from .ports import compare

@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 
 from .bounded import Bounded, exact
-from .frameworks import (
-    DTYPES,
-    Arrays,
-    Function,
-    run_jax,
-    run_torch,
-    unit_roundoff,
-)
+from .dtypes import DTYPES, Arrays, Function, unit_roundoff
+from .in_jax import run_jax
+from .in_torch import run_torch
 from .inputs import PROFILES
 from .verdicts import Report, judge
 

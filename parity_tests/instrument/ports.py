@@ -10,34 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
+from .answers import Answer, Answers, asked, finite
 from .bounded import Bounded
-from .causes import Change, explained
-from .frameworks import DTYPES, run_jax, run_torch, to_torch, unit_roundoff
-from .sides import Side, in_dtype, jax_side, named, torch_side
-from .stages import (
-    Recording,
-    Region,
-    diverging,
-    record_jax,
-    record_torch,
-    replayed_torch,
-)
-from .tolerances import COST_RUNS, FEW, HALF_UNITS, HUGE, PEER_FLOOR_UNITS, PORT_FACTOR
+from .dtypes import DTYPES, unit_roundoff
+from .environment import environment
+from .in_jax import jax_side
+from .sides import INPUT, WEIGHT, Side, cast
+from .tolerances import PORT_FACTOR
 from .verdicts import PASSING, Report, Row, judge
-from .weights import WeightMap, back, carried, checked, guessed
+from .weights import WeightMap, back, carried, checked, doubts, guessed
 
-__all__ = ["compare"]
+__all__ = ["compare", "record", "replay"]
 
 Arrays = dict[str, np.ndarray]
-# What an array of a call is, before its name.
-INPUT, WEIGHT = "input ", "weight "
 
 
 def compare(
@@ -46,6 +39,7 @@ def compare(
     inputs: Mapping[str, Any],
     *,
     weights: WeightMap | None = None,
+    oracle: Callable[..., Any] | None = None,
     dtypes: Sequence[str] = ("float32",),
     seed: int = 0,
 ) -> Report:
@@ -59,6 +53,8 @@ def compare(
             parameters, else in this order.
         weights: {JAX's name: (PyTorch's name, "same" or "transpose")}; None guesses it by names and shapes. The report
             says it.
+        oracle: Takes the inputs by name, as float64 NumPy arrays, and gives the right outputs; both sides are judged by
+            it. Without it the original's float64 run is the truth.
         dtypes: In which the sides are judged once they are one function: "float32", "bfloat16", "float16".
         seed: Of the weights, which are drawn anew around those that PyTorch's side has, and of the cotangents.
     Returns:
@@ -66,92 +62,128 @@ def compare(
         in float32. Its causes say what explains a difference and where the sides part, its notes which weight is which.
     Raises:
         TypeError: if a side is none of these.
-        ValueError: if the weights do not fit each other.
+        ValueError: if the weights do not fit each other, or the oracle's outputs those of the original.
     """
+    from .in_torch import torch_side
+
+    _check_dtypes(dtypes)
+    inputs = {name: np.asarray(array) for name, array in inputs.items()}
+    port, original = jax_side(jax_program, inputs), torch_side(torch_program)
+    with _precisely():
+        answers = asked(original, inputs, dtypes, seed, oracle)
+        return _report(_Port(port, weights, answers), original)
+
+
+def record(
+    torch_program: Any,
+    inputs: Mapping[str, Any],
+    path: Path,
+    *,
+    oracle: Callable[..., Any] | None = None,
+    dtypes: Sequence[str] = ("float32",),
+    seed: int = 0,
+) -> None:
+    """Write to an npz file what a port is judged by, so that `replay` needs no PyTorch. Arguments are `compare`'s."""
+    from .in_torch import torch_side
+
+    _check_dtypes(dtypes)
+    inputs = {name: np.asarray(array) for name, array in inputs.items()}
+    with _precisely():
+        asked(torch_side(torch_program), inputs, dtypes, seed, oracle).save(Path(path))
+
+
+def replay(jax_program: Any, path: Path, *, weights: WeightMap | None = None) -> Report:
+    """Compare a port with what `record` wrote: the report of `compare`, without its causes.
+
+    Raises:
+        ValueError: if the file is not one of `record`, or the weights do not fit.
+    """
+    answers = Answers.load(Path(path))
+    with _precisely():
+        return _report(
+            _Port(jax_side(jax_program, answers.inputs), weights, answers), None
+        )
+
+
+def _check_dtypes(dtypes: Sequence[str]) -> None:
     unknown = {*dtypes} - {"float32", "bfloat16", "float16"}
     if unknown or "float32" not in dtypes:
         raise ValueError(
             f"`dtypes` must be float32 and perhaps bfloat16 and float16, got {dtypes}."
         )
-    inputs = {name: np.asarray(array) for name, array in inputs.items()}
-    port, original = jax_side(jax_program, inputs), torch_side(torch_program)
-    if weights is None:
-        weights = guessed(port.weights, original.weights)
-    else:
-        checked(weights, port.weights, original.weights)
-    with _precisely():
-        return _report(_Case(port, original, weights, inputs, dtypes, seed))
 
 
-def _report(case: _Case) -> Report:
-    rows, causes = case.contract(), []
+def _report(port: _Port, original: Side | None) -> Report:
+    rows, causes = port.contract(), []
     if not rows:
-        rows = case.rows()
+        rows = port.rows()
         wrong = {
             row.name.rpartition(" ")[0]
             for row in rows
-            if row.verdict in ("DIVERGE", "CONTRACT")
+            if row.verdict == "CONTRACT"
+            or (row.verdict == "DIVERGE" and row.ratio_a > 1)
         }
-        outputs = [name for name in case.outputs if name in wrong]
-        if outputs:
-            causes = case.diagnosis(outputs)
-        elif wrong:
+        outputs = [name for name in port.answers.cotangents if name in wrong]
+        if outputs and original:
+            from .diagnosis import diagnosed
+
+            causes = diagnosed(port.side, original, port.names, port.answers, outputs)
+        elif wrong and not outputs:
             causes = ["outputs agree: look for what stops or changes a gradient"]
-    title = f"{case.port.source} | {case.original.source}"
-    notes = (f"weight {a} is {b}, {how}" for a, (b, how) in case.weights.items())
-    return Report(title, tuple(rows), tuple(causes), tuple(notes))
+    title = f"{port.side.source} | {port.answers.source}"
+    return Report(title, tuple(rows), tuple(causes), port.notes, environment())
 
 
 @contextmanager
 def _precisely() -> Iterator[None]:
     """Matrices are multiplied in all their bits: what a GPU or a TPU leaves out by default is no fault of a port."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        with jax.default_matmul_precision("highest"):
+    with jax.default_matmul_precision("highest"):
+        if not find_spec("torch"):
             yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+            return
+        import torch
+
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
 
 
-class _Case:
-    """Two sides, and the numbers that both are given."""
+class _Port:
+    """A port, and the numbers of an original in its layout."""
 
-    def __init__(
-        self,
-        port: Side,
-        original: Side,
-        weights: WeightMap,
-        inputs: Arrays,
-        dtypes: Sequence[str],
-        seed: int,
-    ) -> None:
-        self.port, self.original, self.weights = port, original, weights
-        self.dtypes = dtypes
-        rng = np.random.default_rng(seed)
-        drawn = {name: _around(w, rng) for name, w in original.weights.items()}
-        inputs = {INPUT + name: x for name, x in _cast(inputs, "float32").items()}
-        self.of_torch = inputs | {WEIGHT + name: w for name, w in drawn.items()}
-        self.of_jax = inputs | {
-            WEIGHT + a: carried(drawn[b], how, port.weights[a].shape)
-            for a, (b, how) in weights.items()
+    def __init__(self, side: Side, names: WeightMap | None, answers: Answers) -> None:
+        if names is None:
+            self.names = guessed(side.weights, answers.weights)
+            unsure = doubts(self.names, side.weights, answers.weights)
+        else:
+            self.names, unsure = checked(names, side.weights, answers.weights), {}
+        self.side, self.answers = side, answers
+        self.notes = tuple(
+            f"weight {a} is {b}, {how}{unsure.get(a, '')}"
+            for a, (b, how) in self.names.items()
+        )
+        inputs = {INPUT + name: x for name, x in answers.inputs.items()}
+        self.numbers = inputs | {
+            WEIGHT + a: carried(answers.weights[b], how, side.weights[a].shape)
+            for a, (b, how) in self.names.items()
         }
-        outputs = _program(original, "float32")(**_tensors(self.of_torch, "float32"))
-        self.outputs = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
 
     def contract(self) -> list[Row]:
         """Outputs that are not there on both sides, or not of one shape."""
         arrays = {
-            name: jnp.asarray(x) for name, x in _cast(self.of_jax, "float32").items()
+            name: jnp.asarray(x) for name, x in cast(self.numbers, "float32").items()
         }
         ours = jax.eval_shape(
-            lambda given: _program(self.port, "float32")(**given), arrays
+            lambda given: self.side.function("float32")(**given), arrays
         )
         shapes = (
             {name: tuple(x.shape) for name, x in outputs.items()}
-            for outputs in (ours, self.outputs)
+            for outputs in (ours, self.answers.cotangents)
         )
         a, b = shapes
         return [
@@ -166,177 +198,45 @@ class _Case:
 
     def rows(self) -> list[Row]:
         # All float64 runs first: in some modules a table of one run is left for the next.
-        exact = {dtype: self._both("float64", dtype) for dtype in self.dtypes}
+        doubles = {dtype: self._run("float64", dtype) for dtype in self.answers.tensors}
         rows = []
-        for dtype, (a64, b64) in exact.items():
-            a, b = self._both(dtype, dtype)
-            costs = self._costs(dtype)
-            for name in b:
-                truth = _truth(_finite(b64[name]), costs[name], dtype)
-                row = _judged(name, a[name], b[name], truth, dtype)
+        for dtype, tensors in self.answers.tensors.items():
+            ours = self._run(dtype, dtype)
+            for name, answer in tensors.items():
+                row = _judged(name, ours[name], answer, dtype)
                 if dtype == "float32":
-                    rows.append(_same(name, a64[name], b64[name], truth, row.verdict))
+                    rows.append(_same(name, doubles[dtype][name], answer, row.verdict))
                 rows.append(row)
         return rows
 
-    def _both(self, dtype: str, held: str) -> tuple[Arrays, Arrays]:
-        """Outputs and gradients of both sides on numbers that `held` holds, by PyTorch's names and in its shapes."""
-        a = self._results(self.port, self.of_jax, dtype, held)
-        for ours, (theirs, how) in self.weights.items():
-            gradient = a.pop(f"d_{WEIGHT}{ours}")
-            shape = self.of_torch[WEIGHT + theirs].shape
-            a[f"d_{WEIGHT}{theirs}"] = back(gradient, how, shape)
-        b = self._results(self.original, self.of_torch, dtype, held)
-        return _without_kinds(a), _without_kinds(b)
-
-    def _costs(self, dtype: str) -> Arrays:
-        """What rounding costs the original, at worst of a few runs near by: of a few numbers one run may be lucky."""
-        rng = np.random.default_rng(0)
-        costs: Arrays = {}
-        for _ in range(COST_RUNS):
-            near_by = {
-                name: np.asarray(x * (1 + 2**-6 * rng.normal(size=x.shape)))
-                if x.dtype in DTYPES.values()
-                else x
-                for name, x in self.of_torch.items()
-            }
-            exact, rounded = (
-                _without_kinds(self._results(self.original, near_by, run, dtype))
-                for run in ("float64", dtype)
-            )
-            for name, x in rounded.items():
-                error = _largest(_finite(x) - _finite(exact[name]))
-                costs[name] = np.maximum(costs.get(name, 0.0), error)
-        return costs
-
-    def _results(self, side: Side, arrays: Arrays, dtype: str, held: str) -> Arrays:
-        learnt = tuple(n for n, x in arrays.items() if x.dtype in DTYPES.values())
-        given = (_cast(_cast(x, held), dtype) for x in (arrays, self.outputs))
-        run = run_torch if side is self.original else _run_jitted
-        return run(_program(side, dtype), *given, learnt)
-
-    def diagnosis(self, outputs: list[str]) -> list[str]:
-        """What explains that these outputs are another function's, and where the sides part."""
-        with jax.enable_x64(True):
-            arrays = _cast(self.of_jax, "float64")
-            port = record_jax(
-                lambda given: _program(self.port, "float64")(**given),
-                {name: jnp.asarray(x) for name, x in arrays.items()},
-            )
-
-        def run(given: dict[str, Any]) -> dict[str, Any]:
-            return _program(self.original, "float64")(**given)
-
-        original = record_torch(run, _tensors(self.of_torch, "float64"))
-        ours, theirs = diverging(port, original, outputs)
-        found = {name: port.stages[port.outputs[name]].value for name in outputs}
-
-        def error(instead: dict[int, Change]) -> float:
-            try:
-                again = replayed_torch(run, _tensors(self.of_torch, "float64"), instead)
-            except Exception:  # Anybody's code follows, and may not take such numbers.
-                return np.inf
-            return max(_apart(found[name], again[name]) for name in outputs)
-
-        causes = explained(original, theirs, port, ours, error)
-        return [
-            *(f"consistent with: {cause}" for cause in causes),
-            _said("B", original, theirs),
-            _said("A", port, ours),
-        ]
+    def _run(self, dtype: str, held: str) -> Arrays:
+        """Outputs and gradients, by PyTorch's names and in its shapes."""
+        found = self.side.results(self.numbers, self.answers.cotangents, dtype, held)
+        gradients = {
+            f"d_{b}": back(found.pop(f"d_{a}"), how, self.answers.weights[b].shape)
+            for a, (b, how) in self.names.items()
+        }
+        return found | gradients
 
 
-def _run_jitted(*call: Any) -> Arrays:
-    return run_jax(*call, jit=True)
-
-
-def _program(side: Side, dtype: str) -> Callable[..., dict[str, Any]]:
-    """A function of arrays under the names of a case, whose outputs are in the dtype of the run."""
-
-    def function(**arrays: Any) -> dict[str, Any]:
-        weights, inputs = (
-            {
-                name.removeprefix(kind): x
-                for name, x in arrays.items()
-                if name.startswith(kind)
-            }
-            for kind in (WEIGHT, INPUT)
-        )
-        outputs = named(side.call(weights, inputs, dtype))
-        return {name: in_dtype(x, dtype) for name, x in outputs.items()}
-
-    return function
-
-
-def _without_kinds(arrays: Arrays) -> Arrays:
-    return {
-        name.replace(f"d_{WEIGHT}", "d_").replace(f"d_{INPUT}", "d_"): x
-        for name, x in arrays.items()
-    }
-
-
-def _said(side: str, recording: Recording, region: Region) -> str:
-    """The last lines that have the numbers of the other side, and the first that have others."""
-
-    def lines(stages: tuple[int, ...]) -> str:
-        seen = dict.fromkeys(recording.stages[at].where for at in stages)
-        return ", ".join([*filter(None, seen)][:4])
-
-    return f"{side} is the same up to {lines(region.known[::-1])}; not from {lines(region.parting)}"
-
-
-def _apart(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, as a share of the largest number."""
-    there = np.isfinite(a)
-    if a.shape != b.shape or (there != np.isfinite(b)).any():
-        return np.inf
-    size = np.abs(a[there]).max(initial=0) or 1.0
-    return float(np.abs(a[there] - b[there]).max(initial=0) / size)
-
-
-def _truth(exact: np.ndarray, cost: np.ndarray, dtype: str) -> Bounded:
-    """The float64 run, and PORT_FACTOR times what rounding was seen to cost in each channel.
-
-    Where rounding cost less in a channel than in others, as a share of its largest number, that may be luck.
-    """
-    unit, sizes = unit_roundoff(DTYPES[dtype]), _largest(exact)
-    share = cost.max(initial=0) / (sizes.max(initial=0) or 1.0)
-    share = max(share, PEER_FLOOR_UNITS * unit)
-    cost = np.maximum(cost, share * sizes)
-    if dtype != "float32":
-        cost = np.minimum(cost, HALF_UNITS * unit * sizes)
-    units = PORT_FACTOR * cost / unit_roundoff(np.float32)
-    return Bounded(exact, np.broadcast_to(units, exact.shape))
-
-
-def _largest(x: np.ndarray) -> np.ndarray:
-    """In every channel, [channels] or, where these hold few numbers, in all."""
-    x = np.abs(x)
-    few = x.ndim < 2 or x.size < FEW * x.shape[-1]
-    return np.nan_to_num(x).max(None if few else tuple(range(x.ndim - 1)), initial=0)
-
-
-def _finite(x: np.ndarray) -> np.ndarray:
-    """In float64; what is as large as infinity, as which masks are written, must be where it is and is no number."""
-    x = x.astype(np.float64)
-    return np.where(np.abs(x) < HUGE, x, np.nan)
-
-
-def _same(
-    name: str, a: np.ndarray, b: np.ndarray, truth: Bounded, in_float32: str
-) -> Row:
+def _same(name: str, double: np.ndarray, answer: Answer, in_float32: str) -> Row:
     """A row for float64: what differs there and not in float32 is computed in float32 by the port."""
-    row = _judged(name, a, b, truth, "float64")
+    row = _judged(name, double, answer._replace(rounded=answer.double), "float64")
     if row.verdict == "DIVERGE" and in_float32 in PASSING:
         reason = "A computes in float32, whatever it is given"
         return replace(row, verdict="AGREE", reason=reason)
     return row
 
 
-def _judged(name: str, a: np.ndarray, b: np.ndarray, truth: Bounded, dtype: str) -> Row:
+def _judged(name: str, a: np.ndarray, answer: Answer, dtype: str) -> Row:
+    units = PORT_FACTOR * answer.cost / unit_roundoff(np.float32)
+    truth = Bounded(finite(answer.truth), units)
     held = DTYPES[dtype]
     compute = DTYPES["float64" if dtype == "float64" else "float32"]
-    a, b = (np.where(np.isnan(_finite(x)), np.nan, x).astype(held) for x in (a, b))
+    a, b = (
+        np.where(np.isnan(finite(x)), np.nan, x).astype(held)
+        for x in (a, answer.rounded)
+    )
     row = judge(
         f"{name} {dtype}", a, b, truth, dtype=held, compute=compute, peers=False
     )
@@ -348,21 +248,3 @@ def _judged(name: str, a: np.ndarray, b: np.ndarray, truth: Bounded, dtype: str)
     if (np.isnan(off) | (off <= bound)).all():
         return replace(row, verdict="AGREE") if name.startswith("d_") else row
     return replace(row, verdict="DIVERGE" if dtype == "float64" else "A_WORSE")
-
-
-def _around(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Other weights of that size: zeros and ones would hide what they are added to or multiply."""
-    size = np.abs(weight).mean() or 0.1
-    return (weight + 0.3 * size * rng.normal(size=weight.shape)).astype(np.float32)
-
-
-def _cast(arrays: Mapping[str, np.ndarray], dtype: str) -> Arrays:
-    wanted = DTYPES[dtype]
-    return {
-        name: x.astype(wanted) if x.dtype in DTYPES.values() else x
-        for name, x in arrays.items()
-    }
-
-
-def _tensors(arrays: Arrays, dtype: str) -> dict[str, Any]:
-    return {name: to_torch(x) for name, x in _cast(arrays, dtype).items()}

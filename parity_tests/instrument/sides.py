@@ -1,30 +1,27 @@
 """A program to compare, whatever it is made of: named weights, and a function of weights and inputs.
 
-A side is a function, a `torch.nn.Module`, a `flax.nnx.Module` or a `flax.linen.Module`. Arrays go in and come out as
-NumPy's. In a float64 run every weight, input and other state that is floating is float64, and PyTorch's side computes
-in it whatever its code says.
+A side is a function, a `torch.nn.Module`, a `flax.nnx.Module` or a `flax.linen.Module`. In a float64 run every weight,
+input and other state that is floating is float64, and PyTorch's side computes in it whatever its code says.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from .frameworks import DTYPES, from_torch
+from .dtypes import DTYPES, Arrays, Function
 
-__all__ = ["Side", "in_dtype", "jax_side", "named", "torch_side"]
+__all__ = ["INPUT", "WEIGHT", "Side", "bound", "called", "cast", "named", "source_of"]
 
-Arrays = dict[str, np.ndarray]
+
+# What an array of a call is, before its name.
+INPUT, WEIGHT = "input ", "weight "
 
 
 @dataclass(frozen=True)
@@ -33,95 +30,60 @@ class Side:
 
     Args:
         weights: By their names there ("attn/query/kernel", "attn.q_proj.weight"), in the dtype they were made in.
-        call: Takes arrays of the framework: weights, inputs, and a dtype for what else is floating; gives any tree.
+        call: Takes arrays of the framework: weights, inputs, and a dtype for what else is floating; gives any tree of
+            outputs.
         source: Where it is defined, for the report.
+        cast: An output in a dtype.
+        run: The framework's runner, which takes a function, inputs, cotangents and the names of what to differentiate.
     """
 
     weights: Arrays
     call: Callable[[dict[str, Any], dict[str, Any], str], Any]
     source: str
+    cast: Callable[[Any, str], Any]
+    run: Callable[[Function, Arrays, Arrays, tuple[str, ...]], dict[str, np.ndarray]]
 
+    def function(self, dtype: str) -> Callable[..., dict[str, Any]]:
+        """Of arrays named as what they are; its outputs, whole numbers and truth values too, are in the dtype."""
 
-def jax_side(program: Any, inputs: Mapping[str, np.ndarray]) -> Side:
-    """Of a function, an nnx module, or a linen module, which is initialised for these inputs."""
-    if _is_flax(program, "nnx"):
-        return _nnx_side(program)
-    if _is_flax(program, "linen"):
-        return _linen_side(program, inputs)
-    if not callable(program):
-        raise TypeError(
-            f"the JAX side must be a function or a Flax module, got {type(program).__name__}."
-        )
-    return Side({}, lambda _, given, __: _called(program, given), _where(program))
-
-
-def torch_side(program: Any) -> Side:
-    """Of a function or a module, whose parameters are its weights and whose buffers are not."""
-    if not isinstance(program, torch.nn.Module):
-        if not callable(program):
-            raise TypeError(
-                f"the PyTorch side must be a function or a `torch.nn.Module`, got {type(program).__name__}."
+        def function(**arrays: Any) -> dict[str, Any]:
+            weights, inputs = (
+                {
+                    name.removeprefix(kind): x
+                    for name, x in arrays.items()
+                    if name.startswith(kind)
+                }
+                for kind in (WEIGHT, INPUT)
             )
+            outputs = named(self.call(weights, inputs, dtype))
+            return {name: self.cast(x, dtype) for name, x in outputs.items()}
 
-        def plain(_: Any, given: dict[str, Any], dtype: str) -> Any:
-            with _wide(dtype):
-                return _called(program, given)
+        return function
 
-        return Side({}, plain, _where(program))
-    weights = {
-        name: from_torch(weight.detach()) for name, weight in program.named_parameters()
-    }
-    buffers = dict(program.named_buffers())
-
-    def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
-        wide = getattr(torch, dtype)
-        state = {
-            name: buffer.to(wide, copy=True) if buffer.is_floating_point() else buffer
-            for name, buffer in buffers.items()
+    def results(
+        self, numbers: Arrays, cotangents: Arrays, dtype: str, held: str
+    ) -> dict[str, np.ndarray]:
+        """Outputs and gradients of a run in `dtype`, on numbers that `held` holds."""
+        learnt = tuple(n for n, x in numbers.items() if x.dtype in DTYPES.values())
+        given = (cast(cast(x, held), dtype) for x in (numbers, cotangents))
+        found = self.run(self.function(dtype), *given, learnt)
+        return {
+            name.replace(f"d_{WEIGHT}", "d_").replace(f"d_{INPUT}", "d_"): x
+            for name, x in found.items()
         }
-        arguments = _arguments(program.forward, given)
-        training = {module: module.training for module in program.modules()}
-        program.eval()
-        try:
-            with _wide(dtype):
-                return torch.func.functional_call(
-                    program, {**state, **weights}, arguments.args, arguments.kwargs
-                )
-        finally:
-            for module, was in training.items():
-                module.training = was
-
-    return Side(weights, call, _where(type(program)))
 
 
-@contextmanager
-def _wide(dtype: str) -> Iterator[None]:
-    """In a float64 run PyTorch's side computes in float64 what it says is to be in float32, so that it is the truth."""
-    if dtype != "float64":
-        yield
-        return
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _NoFloat32():
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-class _NoFloat32(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") is torch.float32:
-            kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
+def cast(arrays: Arrays, dtype: str) -> dict[str, np.ndarray]:
+    """What is floating in this dtype."""
+    return {
+        name: x.astype(DTYPES[dtype]) if x.dtype in DTYPES.values() else x
+        for name, x in arrays.items()
+    }
 
 
 def named(tree: Any) -> dict[str, Any]:
     """The arrays of any tree of outputs, under the path that leads to each."""
-    if isinstance(tree, (np.ndarray, jax.Array, torch.Tensor)):
+    if hasattr(tree, "shape") and hasattr(tree, "dtype"):
         return {"out": tree}
     if isinstance(tree, Mapping):
         items = tree.items()
@@ -142,76 +104,12 @@ def named(tree: Any) -> dict[str, Any]:
     return flat
 
 
-def in_dtype(x: Any, dtype: str) -> Any:
-    """An output in the dtype of the run, whole numbers and truth values too."""
-    if isinstance(x, torch.Tensor):
-        return x.to(getattr(torch, dtype))
-    return x.astype(DTYPES[dtype])
-
-
-def _is_flax(program: Any, kind: str) -> bool:
-    return any(
-        base.__name__ == "Module" and base.__module__.startswith(f"flax.{kind}")
-        for base in type(program).__mro__
-    )
-
-
-def _nnx_side(module: Any) -> Side:
-    from flax import nnx
-
-    graph, params, rest = nnx.split(module, nnx.Param, ...)
-    paths = {"/".join(map(str, path)): path for path, _ in nnx.to_flat_state(params)}
-    flat = dict(nnx.to_flat_state(params))
-    weights = {name: np.asarray(flat[path][...]) for name, path in paths.items()}
-
-    def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
-        filled = nnx.from_flat_state(
-            [(path, flat[path].replace(weights[name])) for name, path in paths.items()]
-        )
-        merged = nnx.merge(graph, filled, _widened(rest, dtype))
-        return _called(merged, given)
-
-    return Side(weights, call, _where(type(module)))
-
-
-def _linen_side(module: Any, inputs: Mapping[str, np.ndarray]) -> Side:
-    given = {name: jnp.asarray(array) for name, array in inputs.items()}
-    arguments = _arguments(type(module).__call__.__get__(module), given)
-    variables = module.init(jax.random.key(0), *arguments.args, **arguments.kwargs)
-    flat = {
-        "/".join(str(getattr(key, "key", key)) for key in path): np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(
-            variables.get("params", {})
-        )
-    }
-    structure = jax.tree.structure(variables.get("params", {}))
-    rest = {name: tree for name, tree in variables.items() if name != "params"}
-
-    def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
-        params = jax.tree.unflatten(structure, [weights[name] for name in flat])
-        arguments = _arguments(type(module).__call__.__get__(module), given)
-        state = {"params": params, **_widened(rest, dtype)}
-        return module.apply(state, *arguments.args, **arguments.kwargs)
-
-    return Side(flat, call, _where(type(module)))
-
-
-def _widened(tree: Any, dtype: str) -> Any:
-    """Other state, such as tables that were made when the module was."""
-
-    def wide(x: Any) -> Any:
-        floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
-        return jnp.asarray(x, DTYPES[dtype]) if floating else x
-
-    return jax.tree.map(wide, tree)
-
-
-def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    arguments = _arguments(function, given)
+def called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    arguments = bound(function, given)
     return function(*arguments.args, **arguments.kwargs)
 
 
-def _arguments(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def bound(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     """By name where the function has it; the others in the order in which they were given."""
     try:
         signature = inspect.signature(function)
@@ -236,7 +134,7 @@ def _arguments(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     )
 
 
-def _where(thing: Any) -> str:
+def source_of(thing: Any) -> str:
     """Its name and line."""
     name = getattr(thing, "__name__", type(thing).__name__)
     try:

@@ -11,13 +11,14 @@ INVALID            nothing was compared: empty, constant, not finite, or less th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
 
 from .bounded import Bounded
-from .frameworks import unit_roundoff
+from .dtypes import unit_roundoff
 from .tolerances import (
     ORACLE_SHARE,
     PEER_FACTOR,
@@ -71,6 +72,7 @@ class Report:
     rows: tuple[Row, ...]
     causes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:

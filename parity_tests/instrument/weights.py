@@ -9,16 +9,28 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-__all__ = ["WeightMap", "back", "carried", "checked", "guessed"]
+__all__ = [
+    "WeightMap",
+    "back",
+    "carried",
+    "checked",
+    "doubts",
+    "exchanges",
+    "guessed",
+]
 
 Arrays = Mapping[str, np.ndarray]
 WeightMap = dict[str, tuple[str, str]]
 HOW = ("same", "transpose")
+# Of shapes that do not fit, beside costs of a few; and of another order, which only decides where names cost the same.
+UNFIT, ORDER = 1e6, 1e-3
+# How many other weights are said.
+SAID = 3
 # Words that say the same; what is left out says nothing.
 SYNONYMS = {
     "kernel": "weight",
@@ -111,12 +123,12 @@ def guessed(jax_weights: Arrays, torch_weights: Arrays) -> WeightMap:
             f"({_listed(jax_weights)}), PyTorch's {len(torch_weights)} ({_listed(torch_weights)})."
         )
     ours, theirs = list(jax_weights), list(torch_weights)
-    described = _described(ours), _described(theirs)
-    cost = np.full((len(ours), len(theirs)), UNFIT)
-    for (row, a), (column, b) in itertools.product(enumerate(ours), enumerate(theirs)):
-        x, y = jax_weights[a], torch_weights[b]
-        if not _misfit(a, x, b, y, _how(a, y)):
-            cost[row, column] = _cost(described[0][a], described[1][b])
+    cost = _costs(jax_weights, torch_weights)
+    # Where names say nothing, the order in which weights are made does.
+    order = np.abs(
+        np.subtract.outer(*(np.arange(len(x)) / len(x) for x in (ours, theirs)))
+    )
+    cost += ORDER * order
     rows, columns = linear_sum_assignment(cost)
     names = {}
     for row, column in zip(rows, columns, strict=True):
@@ -130,7 +142,58 @@ def guessed(jax_weights: Arrays, torch_weights: Arrays) -> WeightMap:
     return checked(names, jax_weights, torch_weights)
 
 
-UNFIT = 1e6
+def doubts(
+    names: WeightMap, jax_weights: Arrays, torch_weights: Arrays
+) -> dict[str, str]:
+    """Of the weights of a guess, those that another would fit as well by its name and shape."""
+    ours, theirs = list(jax_weights), list(torch_weights)
+    cost = _costs(jax_weights, torch_weights)
+    chosen = np.array([theirs.index(names[a][0]) for a in ours], int)
+    here = cost[np.arange(len(ours)), chosen]
+    found = {}
+    for row, a in enumerate(ours):
+        # If it had that of another weight, and that one its own.
+        exchanged = cost[row, chosen] + cost[:, chosen[row]]
+        as_well = np.flatnonzero(exchanged <= here[row] + here)
+        others = [theirs[chosen[other]] for other in as_well if other != row]
+        if others:
+            found[a] = f", by order alone: {', '.join(others[:SAID])} would fit as well"
+    return found
+
+
+def exchanges(
+    names: WeightMap, jax_weights: Arrays, torch_weights: Arrays
+) -> Iterator[tuple[str, WeightMap]]:
+    """Maps as this one but for what shapes cannot tell: square matrices, and modules with the same weights."""
+    for a, (b, how) in names.items():
+        shape = jax_weights[a].shape
+        if len(shape) == 2 and shape[0] == shape[1]:
+            other = HOW[1 - HOW.index(how)]
+            yield (
+                f"weight {a} is {b} by {other!r}, not {how!r}",
+                {**names, a: (b, other)},
+            )
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for b, weight in torch_weights.items():
+        for end in [i for i, letter in enumerate(b) if letter == "."] + [len(b)]:
+            shapes.setdefault(b[:end], {})[b[end:]] = weight.shape
+    for (one, its), (other, others) in itertools.combinations(shapes.items(), 2):
+        if its == others and one.rpartition(".")[0] == other.rpartition(".")[0]:
+            swap = {one + end: other + end for end in its}
+            swap |= {b: a for a, b in swap.items()}
+            exchanged = {a: (swap.get(b, b), how) for a, (b, how) in names.items()}
+            yield f"weights {one} and {other} are exchanged", exchanged
+
+
+def _costs(jax_weights: Arrays, torch_weights: Arrays) -> np.ndarray:
+    """How much speaks against each pair of weights; UNFIT where shapes do."""
+    described = _described(jax_weights), _described(torch_weights)
+    cost = np.full((len(jax_weights), len(torch_weights)), UNFIT)
+    for row, (a, x) in enumerate(jax_weights.items()):
+        for column, (b, y) in enumerate(torch_weights.items()):
+            if not _misfit(a, x, b, y, _how(a, y)):
+                cost[row, column] = _cost(described[0][a], described[1][b])
+    return cost
 
 
 def _cost(a: tuple[set[str], list[int]], b: tuple[set[str], list[int]]) -> float:

@@ -1,0 +1,242 @@
+"""What an original gives for numbers drawn once: all that a port is judged by, and all that a golden file holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .dtypes import DTYPES, Arrays, unit_roundoff
+from .environment import environment
+from .sides import INPUT, WEIGHT, Side, cast, named
+from .tolerances import COST_RUNS, FEW, HALF_UNITS, HUGE, PEER_FLOOR_UNITS
+
+__all__ = ["Answer", "Answers", "asked", "finite"]
+
+FORMAT = 1
+
+
+class Answer(NamedTuple):
+    """Of one tensor, an output or a gradient.
+
+    Args:
+        truth: In float64: of the oracle, or of the original.
+        double, rounded: What the original gives in float64 and in the dtype of the run.
+        cost: What rounding costs, as it was seen to cost the original.
+    """
+
+    truth: np.ndarray
+    double: np.ndarray
+    rounded: np.ndarray
+    cost: np.ndarray
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of an original.
+
+    Args:
+        source: Where it is defined.
+        numbers: What it was given, in float32 and whole numbers, named "input " or "weight " and its name.
+        cotangents: Of its outputs.
+        tensors: By the dtype of a run, then by name: outputs, and gradients as "d_" and the name of a number.
+    """
+
+    source: str
+    numbers: dict[str, np.ndarray]
+    cotangents: dict[str, np.ndarray]
+    tensors: dict[str, dict[str, Answer]]
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        return _of_kind(self.numbers, WEIGHT)
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        return _of_kind(self.numbers, INPUT)
+
+    def save(self, path: Path) -> None:
+        """As an npz file, which says in `manifest` what made it."""
+        arrays = {f"numbers/{name}": x for name, x in self.numbers.items()}
+        arrays |= {f"cotangents/{name}": x for name, x in self.cotangents.items()}
+        for dtype, tensors in self.tensors.items():
+            for name, answer in tensors.items():
+                for field, x in answer._asdict().items():
+                    # NumPy's files have no bfloat16; float32 holds it.
+                    wide = np.float32 if x.dtype == DTYPES["bfloat16"] else x.dtype
+                    arrays[f"{dtype}/{field}/{name}"] = x.astype(wide)
+        manifest = {
+            "format": FORMAT,
+            "source": self.source,
+            "dtypes": list(self.tensors),
+            "tensors": list(next(iter(self.tensors.values()))),
+            "environment": environment(),
+        }
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file, allow_pickle=False, manifest=json.dumps(manifest), **arrays
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> Answers:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        manifest = json.loads(str(arrays.pop("manifest", "{}")))
+        if manifest.get("format") != FORMAT:
+            raise ValueError(
+                f"{path.name} must be a file of `record`, format {FORMAT}, got format {manifest.get('format')}."
+            )
+        tensors = {
+            dtype: {
+                name: Answer(
+                    *(arrays[f"{dtype}/{field}/{name}"] for field in Answer._fields)
+                )
+                for name in manifest["tensors"]
+            }
+            for dtype in manifest["dtypes"]
+        }
+        tensors = {
+            dtype: {
+                name: answer._replace(rounded=answer.rounded.astype(DTYPES[dtype]))
+                for name, answer in found.items()
+            }
+            for dtype, found in tensors.items()
+        }
+        kinds = (_of_kind(arrays, f"{kind}/") for kind in ("numbers", "cotangents"))
+        return cls(manifest["source"], *kinds, tensors)
+
+
+def _of_kind(arrays: Arrays, kind: str) -> dict[str, np.ndarray]:
+    return {
+        name.removeprefix(kind): x
+        for name, x in arrays.items()
+        if name.startswith(kind)
+    }
+
+
+def asked(
+    original: Side,
+    inputs: Mapping[str, np.ndarray],
+    dtypes: Sequence[str],
+    seed: int,
+    oracle: Callable[..., Any] | None = None,
+) -> Answers:
+    """Ask an original.
+
+    Args:
+        original: Any side.
+        inputs: By name.
+        dtypes: Of the runs.
+        seed: Of weights, which are drawn anew around those that it has, and of cotangents.
+        oracle: Takes the inputs by name, in float64, and gives the right outputs, in NumPy. Their gradients are the
+            original's.
+    """
+    rng = np.random.default_rng(seed)
+    numbers = {INPUT + name: x for name, x in cast(inputs, "float32").items()}
+    numbers |= {WEIGHT + n: _around(w, rng) for n, w in original.weights.items()}
+    outputs = original.run(original.function("float32"), numbers, {}, ())
+    cotangents = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
+    # All float64 runs first: in some modules a table of one run is left for the next.
+    doubles = {
+        dtype: original.results(numbers, cotangents, "float64", dtype)
+        for dtype in dtypes
+    }
+    tensors = {}
+    for dtype, double in doubles.items():
+        rounded = original.results(numbers, cotangents, dtype, dtype)
+        costs = _costs(original, numbers, cotangents, dtype)
+        truth = {**double, **_right(oracle, inputs, dtype, double)}
+        tensors[dtype] = {
+            name: Answer(truth[name], double[name], rounded[name], costs[name])
+            for name in double
+        }
+    return Answers(original.source, numbers, cotangents, tensors)
+
+
+def _right(
+    oracle: Callable[..., Any] | None, inputs: Arrays, dtype: str, double: Arrays
+) -> dict[str, np.ndarray]:
+    """What the oracle gives for inputs that the dtype holds."""
+    if oracle is None:
+        return {}
+    given = cast(cast(inputs, dtype), "float64")
+    outputs = {
+        name: np.asarray(x, np.float64) for name, x in named(oracle(**given)).items()
+    }
+    for name, x in outputs.items():
+        if name not in double or double[name].shape != x.shape:
+            shape = double[name].shape if name in double else "none"
+            raise ValueError(
+                f"`oracle` must give {', '.join(double)} as the original does; it gives {name} {x.shape}, "
+                f"the original {shape}."
+            )
+    return outputs
+
+
+def _costs(
+    original: Side, numbers: Arrays, cotangents: Arrays, dtype: str
+) -> dict[str, np.ndarray]:
+    """What rounding costs, at worst of a few runs near by: of a few numbers one run may be lucky."""
+    rng = np.random.default_rng(0)
+    errors: dict[str, np.ndarray] = {}
+    for _ in range(COST_RUNS):
+        near_by = {
+            name: np.asarray(x * (1 + 2**-6 * rng.normal(size=x.shape)))
+            if x.dtype in DTYPES.values()
+            else x
+            for name, x in numbers.items()
+        }
+        exact, rounded = (
+            original.results(near_by, cotangents, run, dtype)
+            for run in ("float64", dtype)
+        )
+        for name, x in rounded.items():
+            error = np.nan_to_num(np.abs(finite(x) - finite(exact[name])))
+            errors[name] = np.maximum(errors.get(name, 0.0), error)
+    return {name: _cost(finite(exact[name]), e, dtype) for name, e in errors.items()}
+
+
+def _cost(exact: np.ndarray, error: np.ndarray, dtype: str) -> np.ndarray:
+    """At every place the least of what was seen in the slices that it is in, one for each axis.
+
+    So no head, position or channel hides among those with larger numbers. Where rounding cost less in a slice than
+    elsewhere, as a share of its largest number, that may be luck.
+    """
+    unit, size = unit_roundoff(DTYPES[dtype]), np.nan_to_num(np.abs(exact))
+    share = error.max(initial=0) / (size.max(initial=0) or 1.0)
+    share = max(share, PEER_FLOOR_UNITS * unit)
+    cost = np.full(exact.shape, np.inf if exact.ndim else share * size)
+    for axis in range(exact.ndim if exact.size else 0):
+        seen, sizes = (_largest_of_slices(x, axis) for x in (error, size))
+        seen = np.maximum(seen, share * sizes)
+        if dtype != "float32":
+            seen = np.minimum(seen, HALF_UNITS * unit * sizes)
+        cost = np.minimum(cost, seen)
+    return cost
+
+
+def _largest_of_slices(x: np.ndarray, axis: int) -> np.ndarray:
+    """Along an axis, in blocks of at least FEW numbers; of the shape of `x` but for other axes, which are 1."""
+    rows = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+    block = math.ceil(FEW / rows.shape[1])
+    starts = np.arange(0, max(len(rows) - block, 0) + 1, block)
+    largest = np.maximum.reduceat(rows.max(1), starts)
+    shape = [-1 if k == axis else 1 for k in range(x.ndim)]
+    return np.repeat(largest, np.diff([*starts, len(rows)])).reshape(shape)
+
+
+def finite(x: np.ndarray) -> np.ndarray:
+    """In float64; what is as large as infinity, as which masks are written, must be where it is and is no number."""
+    x = x.astype(np.float64)
+    return np.where(np.abs(x) < HUGE, x, np.nan)
+
+
+def _around(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Other weights of that size: zeros and ones would hide what they are added to or multiply."""
+    size = np.abs(weight).mean() or 0.1
+    return (weight + 0.3 * size * rng.normal(size=weight.shape)).astype(np.float32)

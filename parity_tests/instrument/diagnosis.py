@@ -1,0 +1,128 @@
+"""What explains that a port's outputs are another function's than the original's, and where the two part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .answers import Answers, finite
+from .causes import Change, explained
+from .in_jax import record_jax
+from .in_torch import record_torch, replayed_torch, to_torch
+from .sides import INPUT, WEIGHT, Side, cast
+from .stages import Recording, Region, diverging
+from .tolerances import EXPLAINS
+from .weights import WeightMap, carried, exchanges
+
+__all__ = ["diagnosed"]
+
+Arrays = dict[str, np.ndarray]
+# For weights in each other's place.
+MOST_SECONDS = 5
+
+
+def diagnosed(
+    port: Side,
+    original: Side,
+    names: WeightMap,
+    answers: Answers,
+    outputs: list[str],
+) -> list[str]:
+    """In words.
+
+    Args:
+        port, original: The two sides.
+        names: Which weight of the port is which of the original.
+        answers: What the original was given, and gave.
+        outputs: Those that differ.
+    """
+
+    def given() -> dict[str, Any]:
+        """Anew for every run, which may write into them."""
+        return {n: to_torch(x) for n, x in cast(answers.numbers, "float64").items()}
+
+    with jax.enable_x64(True):
+        numbers = _of_jax(port, names, answers)
+        port_did = record_jax(_flat(port), numbers)
+    original_did = record_torch(_flat(original), given())
+    ours, theirs = diverging(port_did, original_did, outputs)
+    found = {name: port_did.stages[port_did.outputs[name]].value for name in outputs}
+
+    def error(instead: dict[int, Change]) -> float:
+        try:
+            again = replayed_torch(_flat(original), given(), instead)
+        except Exception:  # Anybody's code follows, and may not take such numbers.
+            return np.inf
+        return max(_apart(found[name], again[name]) for name in outputs)
+
+    causes = [
+        *_exchanged(port, names, answers, outputs),
+        *explained(original_did, theirs, port_did, ours, error),
+    ]
+    return [
+        *(f"consistent with: {cause}" for cause in causes),
+        _said("B", original_did, theirs),
+        _said("A", port_did, ours),
+    ]
+
+
+def _flat(side: Side) -> Callable[[Any], dict[str, Any]]:
+    return lambda given: side.function("float64")(**given)
+
+
+def _of_jax(port: Side, names: WeightMap, answers: Answers) -> dict[str, Any]:
+    numbers = {INPUT + name: x for name, x in answers.inputs.items()} | {
+        WEIGHT + a: carried(answers.weights[b], how, port.weights[a].shape)
+        for a, (b, how) in names.items()
+    }
+    return {name: jnp.asarray(x) for name, x in cast(numbers, "float64").items()}
+
+
+def _exchanged(
+    port: Side, names: WeightMap, answers: Answers, outputs: list[str]
+) -> Iterator[str]:
+    """What the map of weights, or the port where it uses them, has in another place."""
+    until = time.monotonic() + MOST_SECONDS
+    run = jax.jit(_flat(port))
+
+    def off(names: WeightMap) -> float:
+        with jax.enable_x64(True):
+            found = run(_of_jax(port, names, answers))
+        right = answers.tensors["float32"]
+        return max(
+            _apart(finite(right[name].double), finite(np.asarray(found[name])))
+            for name in outputs
+        )
+
+    before = off(names)
+    for words, others in exchanges(names, port.weights, answers.weights):
+        if time.monotonic() > until:
+            return
+        after = off(others)
+        if after < EXPLAINS * before:
+            yield f"{words} (the port with them so is {after:.0e} from the original, otherwise {before:.0e})"
+            return
+
+
+def _said(side: str, recording: Recording, region: Region) -> str:
+    """The last lines that have the numbers of the other side, and the first that have others."""
+
+    def lines(stages: tuple[int, ...]) -> str:
+        seen = dict.fromkeys(recording.stages[at].where for at in stages)
+        return ", ".join([*filter(None, seen)][:4])
+
+    return f"{side} is the same up to {lines(region.known[::-1])}; not from {lines(region.parting)}"
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference, as a share of the largest number."""
+    there = np.isfinite(a)
+    if a.shape != b.shape or (there != np.isfinite(b)).any():
+        return np.inf
+    size = np.abs(a[there]).max(initial=0) or 1.0
+    return float(np.abs(a[there] - b[there]).max(initial=0) / size)

@@ -1,0 +1,218 @@
+"""JAX's side: run a function, make a side of a program, record what it does. `in_torch.py` is the twin.
+
+A run takes NumPy's arrays and gives a dict of them: the outputs under their names and the gradient with respect to
+input x under "d_x".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from .dtypes import DTYPES, Arrays, Function
+from .sides import Side, bound, called, source_of
+from .stages import Recording, Stage, line_of, wide
+
+__all__ = ["jax_side", "record_jax", "run_jax"]
+
+
+def run_jax(
+    function: Function,
+    inputs: Arrays,
+    cotangents: Arrays,
+    wrt: tuple[str, ...],
+    *,
+    jit: bool,
+) -> dict[str, np.ndarray]:
+    """With `jit` false, operation by operation."""
+    double = any(array.dtype == np.float64 for array in inputs.values())
+    with jax.enable_x64(double):
+        arrays = {name: jnp.asarray(array) for name, array in inputs.items()}
+        cots = {name: jnp.asarray(array) for name, array in cotangents.items()}
+        run = _compiled if jit else _outputs_and_gradients
+        results = run(function, wrt, arrays, cots)
+        return {name: np.asarray(array) for name, array in results.items()}
+
+
+def _outputs_and_gradients(
+    function: Function, wrt: tuple[str, ...], inputs: Any, cotangents: Any
+) -> dict[str, Any]:
+    def forward(differentiated: Any) -> Any:
+        return function(**{**inputs, **differentiated})
+
+    outputs, vjp = jax.vjp(forward, {name: inputs[name] for name in wrt})
+    (gradients,) = vjp({name: cotangents[name] for name in outputs})
+    return {**outputs, **{f"d_{name}": grad for name, grad in gradients.items()}}
+
+
+_compiled = jax.jit(_outputs_and_gradients, static_argnums=(0, 1))
+
+
+# ------------------------------------------------------------------------------- sides
+
+
+def jax_side(program: Any, inputs: Mapping[str, np.ndarray]) -> Side:
+    """Of a function, an nnx module, or a linen module, which is initialised for these inputs."""
+    if _is_flax(program, "nnx"):
+        return _nnx_side(program)
+    if _is_flax(program, "linen"):
+        return _linen_side(program, inputs)
+    if not callable(program):
+        raise TypeError(
+            f"the JAX side must be a function or a Flax module, got {type(program).__name__}."
+        )
+    return _side({}, lambda _, given, __: called(program, given), source_of(program))
+
+
+def _side(weights: Arrays, call: Callable[..., Any], source: str) -> Side:
+    def cast(x: Any, dtype: str) -> Any:
+        return x.astype(DTYPES[dtype])
+
+    return Side(weights, call, source, cast, partial(run_jax, jit=True))
+
+
+def _is_flax(program: Any, kind: str) -> bool:
+    return any(
+        base.__name__ == "Module" and base.__module__.startswith(f"flax.{kind}")
+        for base in type(program).__mro__
+    )
+
+
+def _nnx_side(module: Any) -> Side:
+    from flax import nnx
+
+    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    paths = {"/".join(map(str, path)): path for path, _ in nnx.to_flat_state(params)}
+    flat = dict(nnx.to_flat_state(params))
+    weights = {name: np.asarray(flat[path][...]) for name, path in paths.items()}
+
+    def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
+        filled = nnx.from_flat_state(
+            [(path, flat[path].replace(weights[name])) for name, path in paths.items()]
+        )
+        merged = nnx.merge(graph, filled, _widened(rest, dtype))
+        return called(merged, given)
+
+    return _side(weights, call, source_of(type(module)))
+
+
+def _linen_side(module: Any, inputs: Mapping[str, np.ndarray]) -> Side:
+    given = {name: jnp.asarray(array) for name, array in inputs.items()}
+    arguments = bound(type(module).__call__.__get__(module), given)
+    variables = module.init(jax.random.key(0), *arguments.args, **arguments.kwargs)
+    flat = {
+        "/".join(str(getattr(key, "key", key)) for key in path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(
+            variables.get("params", {})
+        )
+    }
+    structure = jax.tree.structure(variables.get("params", {}))
+    rest = {name: tree for name, tree in variables.items() if name != "params"}
+
+    def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
+        params = jax.tree.unflatten(structure, [weights[name] for name in flat])
+        arguments = bound(type(module).__call__.__get__(module), given)
+        state = {"params": params, **_widened(rest, dtype)}
+        return module.apply(state, *arguments.args, **arguments.kwargs)
+
+    return _side(flat, call, source_of(type(module)))
+
+
+def _widened(tree: Any, dtype: str) -> Any:
+    """Other state, such as tables that were made when the module was."""
+
+    def widened(x: Any) -> Any:
+        floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+        return jnp.asarray(x, DTYPES[dtype]) if floating else x
+
+    return jax.tree.map(widened, tree)
+
+
+# ------------------------------------------------------------------------------ stages
+
+
+def record_jax(
+    function: Callable[..., dict[str, Any]], arrays: dict[str, Any]
+) -> Recording:
+    """Of a call of `function(arrays)`, which names its outputs."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(arrays)
+    stages: list[Stage] = []
+
+    def add(name: str, value: Any, parents: tuple[int, ...], where: str) -> int | None:
+        if not _is_array(value):
+            return None
+        stages.append(Stage(name, wide(np.asarray(value)), parents, where))
+        return len(stages) - 1
+
+    def run(program: Any, given: Sequence[Any], outer: str) -> list[Any]:
+        """Values and their stages, of a program whose inputs are such pairs."""
+        jaxpr = program.jaxpr
+        known = dict(zip(jaxpr.invars, given, strict=True))
+        for var, value in zip(jaxpr.constvars, program.consts, strict=True):
+            known[var] = value, add("constant", value, (), outer)
+
+        def read(atom: Any) -> Any:
+            return (atom.val, None) if isinstance(atom, core.Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            read_in = [read(atom) for atom in eqn.invars]
+            where = line_of(_frames_of(eqn)) or outer
+            inner = _inner(eqn)
+            if inner is not None:
+                results = run(inner, read_in, where)
+            else:
+                bound = eqn.primitive.get_bind_params(eqn.params)
+                # A pair in JAX before 0.10.
+                functions, params = bound if isinstance(bound, tuple) else ((), bound)
+                out = eqn.primitive.bind(*functions, *(v for v, _ in read_in), **params)
+                parents = tuple(at for _, at in read_in if at is not None)
+                results = [
+                    (value, add(eqn.primitive.name, value, parents, where))
+                    for value in (out if eqn.primitive.multiple_results else [out])
+                ]
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    # As JAX flattens a dict: in the order of its keys.
+    given = [(arrays[name], add(name, arrays[name], (), "")) for name in sorted(arrays)]
+    results = run(closed, given, "")
+    return Recording(
+        tuple(stages),
+        {name: at for name, (_, at) in zip(sorted(shapes), results, strict=True)},
+    )
+
+
+def _inner(eqn: Any) -> Any:
+    """The program that an equation only calls: of `jit`, custom derivatives, checkpoints."""
+    if eqn.primitive.name in ("scan", "while", "cond", "pallas_call", "shard_map"):
+        return None
+    programs = [
+        x for x in eqn.params.values() if isinstance(x, (core.ClosedJaxpr, core.Jaxpr))
+    ]
+    if len(programs) != 1:
+        return None
+    program = programs[0]
+    if isinstance(program, core.Jaxpr):
+        program = core.ClosedJaxpr(program, ())
+    return program if len(program.jaxpr.invars) == len(eqn.invars) else None
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and not jax.dtypes.issubdtype(
+        value.dtype, jax.dtypes.extended
+    )
+
+
+def _frames_of(eqn: Any) -> Iterator[tuple[str, int]]:
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        yield (
+            frame.file_name,
+            frame.start_line if hasattr(frame, "start_line") else frame.line_num,
+        )

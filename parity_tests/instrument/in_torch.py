@@ -1,0 +1,264 @@
+"""PyTorch's side: run a function, make a side of a program, record what it does. `in_jax.py` is the twin.
+
+A run takes NumPy's arrays and gives a dict of them: the outputs under their names and the gradient with respect to
+input x under "d_x".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .dtypes import Arrays, Function
+from .sides import Side, bound, called, source_of
+from .stages import Recording, Stage, line_of, wide
+
+__all__ = [
+    "from_torch",
+    "record_torch",
+    "replayed_torch",
+    "run_torch",
+    "to_torch",
+    "torch_side",
+]
+
+
+def run_torch(
+    function: Function, inputs: Arrays, cotangents: Arrays, wrt: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    tensors = {name: to_torch(array) for name, array in inputs.items()}
+    for name in wrt:
+        tensors[name].requires_grad_()
+    outputs = function(**tensors)
+    reached = [name for name, tensor in outputs.items() if tensor.requires_grad]
+    gradients = ()
+    if wrt:
+        gradients = torch.autograd.grad(
+            [outputs[name] for name in reached],
+            [tensors[name] for name in wrt],
+            [to_torch(cotangents[name]) for name in reached],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    results = {name: from_torch(tensor.detach()) for name, tensor in outputs.items()}
+    named = zip(wrt, gradients, strict=True)
+    return {**results, **{f"d_{name}": from_torch(grad) for name, grad in named}}
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """bfloat16 travels as bits: NumPy's extension type is unknown to torch, and no value may change on the way."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def from_torch(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        bits = tensor.contiguous().view(torch.int16)
+        return bits.numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+# ------------------------------------------------------------------------------- sides
+
+
+def torch_side(program: Any) -> Side:
+    """Of a function or a module, whose parameters are its weights and whose buffers are not."""
+    if not isinstance(program, torch.nn.Module):
+        if not callable(program):
+            raise TypeError(
+                f"the PyTorch side must be a function or a `torch.nn.Module`, got {type(program).__name__}."
+            )
+
+        def plain(_: Any, given: dict[str, Any], dtype: str) -> Any:
+            with _in_float64(dtype):
+                return called(program, given)
+
+        return _side({}, plain, source_of(program))
+    weights = {
+        name: from_torch(weight.detach()) for name, weight in program.named_parameters()
+    }
+    buffers = dict(program.named_buffers())
+
+    def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
+        wide = getattr(torch, dtype)
+        state = {
+            name: buffer.to(wide, copy=True) if buffer.is_floating_point() else buffer
+            for name, buffer in buffers.items()
+        }
+        arguments = bound(program.forward, given)
+        training = {module: module.training for module in program.modules()}
+        program.eval()
+        try:
+            with _in_float64(dtype):
+                return torch.func.functional_call(
+                    program, {**state, **weights}, arguments.args, arguments.kwargs
+                )
+        finally:
+            for module, was in training.items():
+                module.training = was
+
+    return _side(weights, call, source_of(type(program)))
+
+
+def _side(weights: Arrays, call: Callable[..., Any], source: str) -> Side:
+    def cast(x: Any, dtype: str) -> Any:
+        return x.to(getattr(torch, dtype))
+
+    return Side(weights, call, source, cast, run_torch)
+
+
+@contextmanager
+def _in_float64(dtype: str) -> Iterator[None]:
+    """In a float64 run PyTorch's side computes in float64 what it says is to be in float32, so that it is the truth."""
+    if dtype != "float64":
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _NoFloat32():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _NoFloat32(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+# ------------------------------------------------------------------------------ stages
+
+
+def record_torch(
+    function: Callable[..., dict[str, Any]], arrays: dict[str, torch.Tensor]
+) -> Recording:
+    """Of a call of `function(arrays)`, which names its outputs."""
+    recorder = _Recorder(arrays)
+    with torch.no_grad(), recorder:
+        outputs = function(arrays)
+    found = {name: recorder.index[id(x)] for name, x in outputs.items()}
+    return Recording(tuple(recorder.stages), found)
+
+
+def replayed_torch(
+    function: Callable[..., dict[str, Any]],
+    arrays: dict[str, torch.Tensor],
+    instead: dict[int, Any],
+) -> dict[str, np.ndarray]:
+    """The outputs with other numbers in these stages, each a `Change`."""
+    with torch.no_grad(), _Replay(arrays, instead):
+        outputs = function(arrays)
+    return {name: wide(from_torch(x.detach())) for name, x in outputs.items()}
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, arrays: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.stages: list[Any] = []
+        self.index: dict[int, int] = {}
+        self.alive: list[torch.Tensor] = []  # So that no two have one id.
+        for name, tensor in arrays.items():
+            self._add(name, self._kept(tensor, in_place=True), (), "")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        parents = tuple(
+            self._of(x)
+            for x in tree_leaves((args, kwargs))
+            if isinstance(x, torch.Tensor)
+        )
+        name, where = func.overloadpacket.__name__, self._where()
+        in_place = func._schema.is_mutable
+
+        def kept(x: torch.Tensor) -> torch.Tensor:
+            x = self._kept(x, in_place=in_place)
+            at = self._add(name, x, parents, where)
+            if in_place:
+                self._refresh(x, name, at, where)
+            return x
+
+        return tree_map_only(torch.Tensor, kept, func(*args, **kwargs))
+
+    def _kept(self, tensor: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+        """What is to go on as the next stage."""
+        return tensor
+
+    def _where(self) -> str:
+        return line_of(_python_frames())
+
+    def _of(self, tensor: torch.Tensor) -> int:
+        if id(tensor) not in self.index:
+            return self._add("constant", tensor, (), "")
+        return self.index[id(tensor)]
+
+    def _add(self, name: str, tensor: Any, parents: tuple[int, ...], where: str) -> int:
+        self.alive.append(tensor)
+        self.index[id(tensor)] = len(self.stages)
+        self.stages.append(self._stage(name, tensor, parents, where))
+        return len(self.stages) - 1
+
+    def _stage(self, name: str, tensor: Any, parents: Any, where: str) -> Any:
+        value = wide(from_torch(tensor.detach().clone().contiguous()))
+        return Stage(name, value, parents, where)
+
+    def _refresh(self, written: torch.Tensor, name: str, at: int, where: str) -> None:
+        """What shares the memory that was written."""
+        memory = written.untyped_storage().data_ptr()
+        for tensor in {id(x): x for x in self.alive}.values():
+            shares = tensor.untyped_storage().data_ptr() == memory
+            if shares and tensor is not written:
+                self._add(name, tensor, (self.index[id(tensor)], at), where)
+
+
+class _Replay(_Recorder):
+    """Changes stages by the numbers that they and others have in this run; keeps tensors in place of stages."""
+
+    def __init__(self, arrays: dict[str, Any], instead: dict[int, Any]) -> None:
+        self.instead = instead
+        super().__init__(arrays)
+
+    def _stage(self, name: str, tensor: Any, parents: Any, where: str) -> Any:
+        return tensor
+
+    def _where(self) -> str:
+        return ""
+
+    def _kept(self, tensor: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+        change = self.instead.get(len(self.stages))
+        if change is None:
+            return tensor
+        given = (
+            self.stages[at] if at < len(self.stages) else tensor for at in change.of
+        )
+        new = change.apply(*(wide(from_torch(x.detach())) for x in given))
+        value = torch.from_numpy(np.ascontiguousarray(new))
+        if in_place:
+            return tensor.copy_(value)
+        # Not into a view, which would change what it is a view of; but in the same order in memory, on which it
+        # depends which operations follow.
+        return torch.empty_like(tensor).copy_(value)
+
+
+def _python_frames() -> Iterator[tuple[str, int]]:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name != "__torch_dispatch__":  # One may be within another.
+            yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
