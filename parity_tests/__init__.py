@@ -14,8 +14,18 @@ if TYPE_CHECKING:
         Pair,
         Report,
         Row,
+        booleans,
+        check_invariants,
         compare,
+        explain,
+        lint,
+        normal,
+        pair,
+        positions,
+        record,
+        replay,
         run,
+        tokens,
     )
 
 __all__ = [
@@ -26,8 +36,18 @@ __all__ = [
     "Pair",
     "Report",
     "Row",
+    "booleans",
+    "check_invariants",
     "compare",
+    "explain",
+    "lint",
+    "normal",
+    "pair",
+    "positions",
+    "record",
+    "replay",
     "run",
+    "tokens",
 ]
 
 

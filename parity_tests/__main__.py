@@ -1,92 +1,286 @@
-"""Commands of the instrument: `python -m parity_tests compare PORT ORIGINAL`, `doctor` and `mutants`.
+"""Commands of the instrument: `python -m parity_tests compare PORT ORIGINAL` and others.
 
     python -m parity_tests compare flax_port.py:Attention model.py:Attention --input x=float:2,16,48
 
-says whether a port in JAX is its original in PyTorch up to rounding, and if not, where they part and why. A program is
-FILE.py:NAME or MODULE:NAME: a function, a module, or a class that makes one, of what --make says and it has a parameter
-for. It ends with 0 if they agree, with 1 if they do not and with 2 if they could not be compared.
+says whether a port in JAX is its original in PyTorch up to rounding, and if not, where they part and why. `record` and
+`replay` do it in two steps, of which the second needs no PyTorch. `check` and `lint` look at one program that has no
+twin, `explain` at two files of results. `doctor` says whether this machine can compare at all; `mutants` plants faults
+in copies of this project's packages.
 
-    python -m parity_tests doctor
-
-says whether this machine can compare at all, and ends with 1 if it cannot.
-
-    python -m parity_tests mutants
-
-plants faults in copies of this project's packages, and ends with 1 if one is not seen.
+A program is FILE.py:NAME or MODULE:NAME: a function, a module, or a class that makes one. A command ends with 0 if all
+is right, with 1 if something is not, and with 2 if it could not be done.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
-import importlib
-import importlib.util
-import inspect
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import doctor
-from .instrument import compare
-from .instrument.environment import environment
+from .instrument.draws import Draw, booleans, normal, positions, tokens
+from .instrument.programs import made, named, options_of
+from .instrument.session import Baseline
+from .instrument.verdicts import Report
+from .instrument.weights import WeightMap
+
+WRITES = ("--report", "--baseline")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return how it ends."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options, arguments)
+    except Exception as error:  # Anybody's code runs here.
+        print(
+            f"could not {arguments[0]}: {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m parity_tests",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("doctor", help="can this machine compare at all?")
-    command.set_defaults(run=_doctor)
-    command = commands.add_parser("mutants", help="are planted faults seen?")
-    command.set_defaults(run=_mutants)
-    command = commands.add_parser(
-        "compare", help="a port in JAX with its original in PyTorch"
+
+    def command(name: str, run: Callable[..., int], text: str, *parts: Any) -> None:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(run=run)
+        for part in parts:
+            part(made)
+
+    port = partial(_positional, name="port", text="in JAX: FILE.py:NAME or MODULE:NAME")
+    original = partial(_positional, name="original", text="in PyTorch: likewise")
+    program = partial(_positional, name="program", text="in JAX or in PyTorch")
+    file = partial(_positional, name="file", text="of `record`, .npz", kind=Path)
+    command(
+        "compare",
+        _compare,
+        "a port in JAX with its original in PyTorch",
+        *(port, original, _inputs, _runs, _weights, _reports),
     )
-    command.set_defaults(run=_compare)
-    command.add_argument(
-        "port", metavar="PORT", help="in JAX: FILE.py:NAME or MODULE:NAME"
+    command(
+        "record",
+        _record,
+        "what a port is judged by, into a file",
+        *(original, file, _inputs, _runs),
     )
-    command.add_argument("original", metavar="ORIGINAL", help="in PyTorch: likewise")
+    command(
+        "replay",
+        _replay,
+        "a port with what was recorded; needs no PyTorch",
+        *(port, file, _made, _weights, _reports),
+    )
+    command(
+        "explain",
+        _explain,
+        "two files of results: is their difference rounding, and if not, what?",
+        partial(
+            _positional, name="actual", text="what is in question, .npz", kind=Path
+        ),
+        partial(_positional, name="expected", text="what is right, .npz", kind=Path),
+        _truth,
+        _reports,
+    )
+    command(
+        "check",
+        _check,
+        "laws that an encoding obeys, without a twin",
+        *(program, _inputs, _laws, _reports),
+    )
+    command(
+        "lint",
+        _lint,
+        "what a function in JAX does that costs precision or compiles again",
+        *(port, _inputs, _reports),
+    )
+    command("doctor", _doctor, "can this machine compare at all?")
+    command("mutants", _mutants, "are planted faults seen?")
+    return parser
+
+
+def _positional(
+    command: argparse.ArgumentParser, *, name: str, text: str, kind: type = str
+) -> None:
+    command.add_argument(name, metavar=name.upper(), help=text, type=kind)
+
+
+def _inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--input",
         action="append",
         default=[],
         required=True,
         metavar="NAME=KIND:SIZES",
-        help="KIND is float (normal numbers), positions (0, 1, 2, ... along the last axis) or "
-        "tokens/N (below N), SIZES as 2,16,48; once for every input, in the order of the call",
+        help="KIND is float (normal numbers), positions (0, 1, 2, ... along the last axis), positions/PROFILE, bool or "
+        "tokens/N (below N), SIZES as 2,16,48; or NAME=FILE.npy; once for every input, in the order of the call",
     )
+    _made(command)
+    command.add_argument("--seed", type=int, default=0, help="of inputs and weights")
+
+
+def _made(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--make",
+        "--option",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="what the sides are made with, such as width=48",
+        help="what programs are made with, or an option of a function, such as width=48",
     )
+
+
+def _runs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dtype",
         action="append",
         default=[],
         choices=("bfloat16", "float16"),
-        help="judge the sides in this one too",
+        help="judge in this one too",
     )
-    command.add_argument("--seed", type=int, default=0, help="of inputs and weights")
+    oracle = command.add_mutually_exclusive_group()
+    oracle.add_argument(
+        "--oracle",
+        metavar="PROGRAM",
+        help="gives the right outputs, of inputs by name, in float64 NumPy",
+    )
+    oracle.add_argument(
+        "--scheme",
+        choices=("rope", "sinusoidal", "alibi"),
+        help="whose right outputs are known here",
+    )
+
+
+def _weights(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the report there"
+        "--weights",
+        type=Path,
+        metavar="FILE.json",
+        help='{"JAX\'s name": ["PyTorch\'s name", "same" or "transpose"]}; by default they are guessed',
     )
-    options = parser.parse_args(arguments)
-    return options.run(options)
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def _reports(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--report",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="write it there too: .html with pictures, .json, .xml (JUnit), .txt, or .py, a script that runs it again",
+    )
+    command.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE.json",
+        help="errors that may not grow; what is not in it is added",
+    )
+
+
+def _truth(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--truth", type=Path, metavar="FILE.npz", help="the right numbers, in float64"
+    )
+
+
+def _laws(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--that",
+        action="append",
+        default=[],
+        metavar="LAW",
+        help="such as shift, norm or composition; by default those that every encoding obeys",
+    )
+
+
+# ---------------------------------------------------------------------------- commands
+
+
+def _compare(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from .instrument import compare
+
+    texts = (options.port, options.original, *_oracle(options))
+    port, original, *oracle = _programs(options, *texts)
+    report = compare(
+        port,
+        original,
+        _drawn(options),
+        weights=_map(options),
+        oracle=next(iter(oracle), None),
+        dtypes=("float32", *options.dtype),
+        seed=options.seed,
+    )
+    return _ended(options, arguments, report)
+
+
+def _record(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from .instrument import record
+
+    original, *oracle = _programs(options, options.original, *_oracle(options))
+    record(
+        original,
+        _drawn(options),
+        options.file,
+        oracle=next(iter(oracle), None),
+        dtypes=("float32", *options.dtype),
+        seed=options.seed,
+    )
+    return 0
+
+
+def _replay(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from .instrument import replay
+
+    (port,) = _programs(options, options.port)
+    report = replay(port, options.file, weights=_map(options))
+    return _ended(options, arguments, report)
+
+
+def _explain(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from .instrument import explain
+
+    actual, expected = (_arrays(path) for path in (options.actual, options.expected))
+    truth = _arrays(options.truth) if options.truth else None
+    return _ended(options, arguments, explain(actual, expected, truth=truth))
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def _check(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from .instrument import check_invariants
+
+    (program,) = _programs(options, options.program)
+    laws = {"invariants": tuple(options.that)} if options.that else {}
+    report = check_invariants(program, _drawn(options), **laws)
+    return _ended(options, arguments, report)
+
+
+def _lint(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from .instrument import lint
+
+    (port,) = _programs(options, options.port)
+    return _ended(options, arguments, lint(port, _drawn(options)))
+
+
+def _doctor(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from . import doctor
+    from .instrument.environment import environment
+
     for name, value in environment().items():
         print(f"{name:<26} {value}")
     faults = list(doctor.faults())
@@ -95,96 +289,100 @@ def _doctor(options: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
-def _mutants(options: argparse.Namespace) -> int:
+def _mutants(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from . import mutants
 
     return mutants.main()
 
 
-def _compare(options: argparse.Namespace) -> int:
-    try:
-        rng = np.random.default_rng(options.seed)
-        inputs = dict(_drawn(text, rng) for text in options.input)
-        made = dict(_value(text) for text in options.make)
-        port, original = (
-            _program(text, made) for text in (options.port, options.original)
-        )
-        dtypes = ("float32", *options.dtype)
-        report = compare(port, original, inputs, dtypes=dtypes, seed=options.seed)
-    except Exception as error:  # Anybody's code runs here.
-        print(f"could not compare: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+def _ended(
+    options: argparse.Namespace, arguments: Sequence[str], report: Report
+) -> int:
+    """Print the report and write it where it is wanted."""
+    report = replace(report, again=tuple(_without_files(arguments)))
+    if options.baseline:
+        baseline = Baseline(options.baseline)
+        report = baseline.held(report, report.title)
+        baseline.write()
     print(report)
-    if options.json:
-        found = {
-            "verdict": report.verdict,
-            **dataclasses.asdict(report),
-        }
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    for path in options.report:
+        report.save(path)
     return 0 if report.passed else 1
 
 
-def _drawn(text: str, rng: np.random.Generator) -> tuple[str, np.ndarray]:
-    name, _, what = text.partition("=")
-    kind, _, sizes = what.partition(":")
-    try:
-        shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
-    except ValueError:
-        raise ValueError(f"`--input` must be NAME=KIND:SIZES, got {text!r}.") from None
-    if kind == "float":
-        return name, rng.normal(size=shape)
-    if kind == "positions":
-        return name, np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape).copy()
-    if kind.startswith("tokens/"):
-        return name, rng.integers(0, int(kind.removeprefix("tokens/")), shape).astype(
-            np.int32
+def _without_files(arguments: Sequence[str]) -> Iterator[str]:
+    """What makes the report, without where it is written."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in WRITES:
+            next(rest)
+        elif argument.partition("=")[0] not in WRITES:
+            yield argument
+
+
+# --------------------------------------------------------------------------- arguments
+
+
+def _programs(options: argparse.Namespace, *texts: str) -> list[Any]:
+    """What these name, made with the options that they have parameters for."""
+    given = dict(_value(text) for text in options.option)
+    found = [named(text) for text in texts]
+    unknown = given.keys() - {name for thing in found for name in options_of(thing)}
+    if unknown:
+        raise ValueError(
+            f"`--option` must name a parameter of {', '.join(texts)}; {', '.join(sorted(unknown))} is of none."
         )
-    raise ValueError(
-        f"`--input` must be of kind float, positions or tokens/N, got {text!r}."
-    )
+    return [made(thing, given) for thing in found]
+
+
+def _oracle(options: argparse.Namespace) -> list[str]:
+    if options.scheme:
+        return [f"{__package__}.instrument.known:{options.scheme}"]
+    return [options.oracle] if options.oracle else []
+
+
+def _drawn(options: argparse.Namespace) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(options.seed)
+    return dict(_input(text, rng) for text in options.input)
+
+
+def _input(text: str, rng: np.random.Generator) -> tuple[str, np.ndarray]:
+    name, _, what = text.partition("=")
+    if what.endswith(".npy"):
+        return name, np.load(what, allow_pickle=False)
+    kind, _, sizes = what.partition(":")
+    axes = sizes.replace(",", " ")
+    kind, _, rest = kind.partition("/")
+    kinds: dict[str, Callable[[], Draw]] = {
+        "float": lambda: normal(axes),
+        "positions": lambda: positions(axes, *filter(None, [rest])),
+        "tokens": lambda: tokens(axes, int(rest)),
+        "bool": lambda: booleans(axes),
+    }
+    if not name or kind not in kinds or not all(n.isdigit() for n in axes.split()):
+        raise ValueError(
+            "`--input` must be NAME=KIND:SIZES, of a kind float, positions, positions/PROFILE, tokens/N or bool, "
+            f"or NAME=FILE.npy, got {text!r}."
+        )
+    return name, kinds[kind]().array(rng)
 
 
 def _value(text: str) -> tuple[str, Any]:
     name, found, value = text.partition("=")
     if not found:
-        raise ValueError(f"`--make` must be NAME=VALUE, got {text!r}.")
+        raise ValueError(f"`--option` must be NAME=VALUE, got {text!r}.")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
 
 
-def _program(text: str, made: dict[str, Any]) -> Any:
-    """What is named, made if it is a class or has a name like `make_model`."""
-    module, _, name = text.rpartition(":")
-    if not module:
-        raise ValueError(
-            f"a program must be FILE.py:NAME or MODULE:NAME, got {text!r}."
-        )
-    thing = getattr(_imported(module), name)
-    if inspect.isclass(thing):
-        parameters = inspect.signature(thing.__init__).parameters
-        options = {key: value for key, value in made.items() if key in parameters}
-        if "rngs" in parameters:
-            from flax import nnx
-
-            options["rngs"] = nnx.Rngs(0)
-        return thing(**options)
-    return thing
-
-
-def _imported(module: str) -> Any:
-    if not module.endswith(".py"):
-        return importlib.import_module(module)
-    path = Path(module)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise ValueError(f"there is no file {module}.")
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = loaded
-    sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(loaded)
-    return loaded
+def _map(options: argparse.Namespace) -> WeightMap | None:
+    if not options.weights:
+        return None
+    return {
+        a: (b, how) for a, (b, how) in json.loads(options.weights.read_text()).items()
+    }
 
 
 if __name__ == "__main__":

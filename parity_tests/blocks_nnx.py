@@ -37,7 +37,6 @@ __all__ = [
     "abstract",
     "draw_weights",
     "functional",
-    "run_blocks",
     "shapes",
 ]
 
@@ -201,43 +200,6 @@ def abstract(
         return nnx.eval_shape(
             lambda: model(*arguments, dtype=dtype, rngs=nnx.Rngs(0), **options)
         )
-
-
-def run_blocks(
-    inputs: Mapping[str, Arrays], cotangents: Mapping[str, Arrays], **sizes: int
-) -> dict[str, dict[str, np.ndarray]]:
-    """Run one block per scheme forward and backward, jitted: one program, so what blocks share is compiled once.
-
-    Args:
-        inputs: x and every weight, by scheme and name; float32 or float64.
-        cotangents: One for every output of the block.
-        sizes: Of `TransformerBlock`.
-    Returns:
-        Outputs under their names, and under "d_" and its name the gradient of every input, by scheme.
-    """
-    dtype = next(iter(inputs.values()))["x"].dtype.name
-    blocks = {
-        scheme: functional(abstract(TransformerBlock, scheme, dtype=dtype, **sizes))
-        for scheme in inputs
-    }
-
-    def forward(inputs: Any) -> Any:
-        return {scheme: block(**inputs[scheme]) for scheme, block in blocks.items()}
-
-    @jax.jit
-    def run(inputs: Any, cotangents: Any) -> Any:
-        outputs, vjp = jax.vjp(forward, inputs)
-        return outputs, *vjp(cotangents)
-
-    with jax.enable_x64(dtype == "float64"):
-        outputs, gradients = jax.tree.map(np.asarray, run(inputs, cotangents))
-    return {
-        scheme: {
-            **outputs[scheme],
-            **{f"d_{n}": g for n, g in gradients[scheme].items()},
-        }
-        for scheme in blocks
-    }
 
 
 def functional(module: nnx.Module) -> Callable[..., Any]:

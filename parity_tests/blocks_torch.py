@@ -26,14 +26,11 @@ from posenc_torch import (
     dot_product_attention,
 )
 
-from .instrument.in_torch import run_torch
-
 __all__ = [
     "SCHEMES",
     "LanguageModel",
     "TransformerBlock",
     "functional",
-    "run_blocks",
     "shapes",
 ]
 
@@ -156,26 +153,6 @@ def _linear(dim: int, out: int, dtype: Any, *, bias: bool = True) -> nn.Linear:
 
 def _norm(dim: int, dtype: Any) -> nn.LayerNorm:
     return nn.LayerNorm(dim, EPSILON, dtype=dtype)
-
-
-def run_blocks(
-    inputs: Mapping[str, Arrays], cotangents: Mapping[str, Arrays], **sizes: int
-) -> dict[str, dict[str, np.ndarray]]:
-    """Run one block per scheme forward and backward.
-
-    Args:
-        inputs: x and every weight, by scheme and name; float32 or float64.
-        cotangents: One for every output of the block.
-        sizes: Of `TransformerBlock`.
-    Returns:
-        Outputs under their names, and under "d_" and its name the gradient of every input, by scheme.
-    """
-    results = {}
-    for scheme, own in inputs.items():
-        dtype = getattr(torch, own["x"].dtype.name)
-        block = functional(TransformerBlock(scheme, dtype=dtype, **sizes))
-        results[scheme] = run_torch(block, own, cotangents[scheme], tuple(own))
-    return results
 
 
 # What Flax calls the `weight` of each. A kernel is [in, out] there and [out, in] in torch.

@@ -78,38 +78,37 @@ def distance(kind: str, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 @both
-@pytest.mark.parametrize("num_heads", range(1, 257))
-def test_alibi_slopes_follow_the_authors(twin, num_heads):
-    slopes = twin.call("alibi_slopes", num_heads)
-    expected = oracles.alibi_slopes(num_heads)
-    assert slopes.dtype == np.float32
-    assert slopes.shape == (num_heads,)
-    # Powers of two are exact, and the others one rounding of a float64 power.
-    np.testing.assert_array_equal(slopes, expected.astype(np.float32))
+def test_alibi_slopes_follow_the_authors(twin):
+    for num_heads in range(1, 257):
+        slopes = twin.call("alibi_slopes", num_heads)
+        # Powers of two are exact, and the others one rounding of a float64 power.
+        expected = oracles.alibi_slopes(num_heads).astype(np.float32)
+        np.testing.assert_array_equal(slopes, expected, strict=True)
 
 
 @both
-@pytest.mark.parametrize("num_heads", range(1, 129))
-def test_alibi_slopes_are_the_models_own(twin, num_heads):
+def test_alibi_slopes_are_the_models_own(twin):
     """Of BLOOM and Falcon, raised from a float32 base; of MPT, for any largest exponent, powers of 2."""
     from transformers.models.bloom import modeling_bloom
     from transformers.models.falcon import modeling_falcon
     from transformers.models.mpt import modeling_mpt
 
-    own = twin.call("alibi_slopes", num_heads)
-    bloom = modeling_bloom._get_alibi_slopes(num_heads, torch.device("cpu")).numpy()
-    # The base is off by a unit, and its n-th power by n; the power is rounded by two at most, and our own slope by one.
-    largest = np.log2(bloom.min()) / np.log2(bloom.max())
-    np.testing.assert_allclose(own, bloom, rtol=(largest + 3) * U)
-    row = modeling_falcon.build_alibi_tensor(
-        torch.ones(1, 2, dtype=torch.int64), num_heads, torch.float32
-    )
-    np.testing.assert_allclose(own, row[:, 0, 1].numpy(), rtol=2**-8 + 2**-20)
-    for bias_max in (8, 16):
-        mpt = modeling_mpt.build_mpt_alibi_tensor(num_heads, 2, bias_max)
-        found = twin.call("alibi_slopes", num_heads, bias_max=float(bias_max))
-        # The exponents are exact: bias_max divides by a power of two.
-        np.testing.assert_allclose(found, -mpt[:, 0, 0].numpy(), rtol=3 * U)
+    for num_heads in range(1, 129):
+        own = twin.call("alibi_slopes", num_heads)
+        bloom = modeling_bloom._get_alibi_slopes(num_heads, torch.device("cpu")).numpy()
+        # The base is off by a unit, and its n-th power by n; the power is rounded by two at most, and our own slope by
+        # one.
+        largest = np.log2(bloom.min()) / np.log2(bloom.max())
+        np.testing.assert_allclose(own, bloom, rtol=(largest + 3) * U)
+        row = modeling_falcon.build_alibi_tensor(
+            torch.ones(1, 2, dtype=torch.int64), num_heads, torch.float32
+        )
+        np.testing.assert_allclose(own, row[:, 0, 1].numpy(), rtol=2**-8 + 2**-20)
+        for bias_max in (8, 16):
+            mpt = modeling_mpt.build_mpt_alibi_tensor(num_heads, 2, bias_max)
+            found = twin.call("alibi_slopes", num_heads, bias_max=float(bias_max))
+            # The exponents are exact: bias_max divides by a power of two.
+            np.testing.assert_allclose(found, -mpt[:, 0, 0].numpy(), rtol=3 * U)
 
 
 @both

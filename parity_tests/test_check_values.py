@@ -817,10 +817,10 @@ def mpt_slopes(num_heads: int) -> list[float]:
 
 
 @BOTH
-@pytest.mark.parametrize("num_heads", range(1, 129))
-def test_alibi_slopes_are_mpts(num_heads, package):
-    found = package.alibi_slopes(num_heads)
-    assert_relatively_near(found, mpt_slopes(num_heads), "slopes")
+def test_alibi_slopes_are_mpts(package):
+    for num_heads in range(1, 129):
+        found = package.alibi_slopes(num_heads)
+        assert_relatively_near(found, mpt_slopes(num_heads), "slopes")
 
 
 BIASES = {

@@ -34,6 +34,8 @@ PAIRS = {
 
 by_blocks = pytest.mark.parametrize("implementation", BY_BLOCKS)
 own = pytest.mark.parametrize("implementation", OWN)
+# Of tests that hold however a program is rounded.
+quickly = pytest.mark.usefixtures("compiled_quickly")
 
 # Tokens of a block here; a TPU's are of 128 at least.
 BLOCK = {"reference": 4, "blockwise": 4, "pallas_tpu": 128}
@@ -101,6 +103,7 @@ def parts(call, queries=slice(None), keys=slice(None), rows=slice(None)):
 # The table ---------------------------------------------------------------------------------------------------------
 
 
+@quickly
 @pytest.mark.parametrize(
     "implementation",
     # test_attention.py tests the reference at every level, and test_fused.py what the kernels of others take.
@@ -130,17 +133,23 @@ def test_what_is_refused_is_a_feature():
 
 @pytest.mark.parametrize(
     ("profile", "dtype"),
-    [("packed", "float64"), ("left_pad", "bfloat16"), ("packed", "float16")],
+    [
+        ("packed", "float64"),
+        ("packed", "float32"),
+        ("left_pad", "bfloat16"),
+        pytest.param("packed", "float16", marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("name", PAIRS)
 def test_parity(name, profile, dtype):
-    """Blocks of 4, the last one padded, by the instrument; in float32 it is every feature."""
+    """Blocks of 4, the last one padded, by the instrument."""
     run(PAIRS[name], dtype=dtype, profile=profile, seed=0, jit=True).check()
 
 
 # Other people's attention ------------------------------------------------------------------------------------------
 
 
+@quickly
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @by_blocks
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -173,6 +182,7 @@ def test_values_are_those_of_torch(implementation, dtype):
 # Nothing to attend -------------------------------------------------------------------------------------------------
 
 
+@quickly
 @own
 def test_rows_with_nothing_to_attend_do_nothing(implementation):
     """Query 2 stands before all keys, query 5 has no document, and all keys of the second row are padding."""
@@ -199,6 +209,7 @@ def test_rows_with_nothing_to_attend_do_nothing(implementation):
     assert_close(parts(found, queries=live, rows=slice(1)), alone)
 
 
+@quickly
 @by_blocks
 def test_call_with_nothing_to_attend_visits_no_block(implementation):
     """Not even NaN in all keys and values reaches anybody."""
@@ -214,6 +225,7 @@ def test_call_with_nothing_to_attend_visits_no_block(implementation):
     assert not any(x.any() for x in found.values())
 
 
+@quickly
 @by_blocks
 @pytest.mark.parametrize(
     "shape", [(0, 5, 5), (2, 0, 5), (2, 5, 0)], ids=["batch", "queries", "keys"]
@@ -228,6 +240,7 @@ def test_nothing_gives_nothing(implementation, shape):
 # Blocks ------------------------------------------------------------------------------------------------------------
 
 
+@quickly
 @by_blocks
 @pytest.mark.parametrize("lengths", [(-1, 1), (1, -1)], ids=str)
 def test_lengths_around_a_block(implementation, lengths):
@@ -243,6 +256,7 @@ def test_lengths_around_a_block(implementation, lengths):
     assert_close(found, results("reference", learnt, options))
 
 
+@quickly
 @by_blocks
 def test_one_query_against_many_keys(implementation):
     """And no batch axis."""
@@ -256,6 +270,7 @@ def test_one_query_against_many_keys(implementation):
     assert_close(found, results("reference", learnt, options))
 
 
+@quickly
 @by_blocks
 @pytest.mark.parametrize("rule", ["causal", "window", "segments"])
 def test_blocks_that_a_rule_empties_are_not_computed(implementation, rule):
@@ -388,6 +403,7 @@ def query_and_rest():
     return learnt.pop("query"), learnt
 
 
+@quickly
 @by_blocks
 def test_transformations_compose(implementation):
     """A jitted call, remade in the backward pass, differentiated, one row of the batch at a time."""
@@ -405,6 +421,7 @@ def test_transformations_compose(implementation):
     np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
 
 
+@quickly
 def test_second_derivatives():
     """Forward over reverse, as in `jax.hessian`, by blocks and not; of the reference reverse over reverse, too."""
     query, rest = query_and_rest()
@@ -437,6 +454,7 @@ def test_other_derivatives_are_an_error(implementation):
         jax.jit(twice).lower(query)
 
 
+@quickly
 @by_blocks
 def test_traced_positions_compile_once(implementation):
     traces = 0
@@ -456,6 +474,7 @@ def test_traced_positions_compile_once(implementation):
     assert traces == 2
 
 
+@quickly
 @by_blocks
 def test_batch_axes(implementation):
     """What differs along the first of two, along the second, along both, or along none."""
@@ -477,6 +496,7 @@ def test_batch_axes(implementation):
 # What is easily got wrong in blocks, or in a TPU's 32 bits ----------------------------------------------------------
 
 
+@quickly
 @by_blocks
 def test_empty_slots_do_not_hide_a_block(implementation):
     """A key at -2 ** 31 that is masked, among keys within the window: its block has others to look at."""
@@ -509,6 +529,7 @@ BEYOND_INT32 = {
 }
 
 
+@quickly
 @pytest.mark.parametrize("case", BEYOND_INT32)
 def test_tokens_beyond_int32(case):
     """A TPU has 32 bits: what a program cannot refuse, since it is traced, is NaN."""
@@ -536,6 +557,7 @@ def test_tokens_beyond_int32(case):
     assert_close({"out": out(near)}, {"out": expected})
 
 
+@quickly
 def test_mask_of_queries_is_not_multiplied_by_keys():
     """Keys that pad the last block are no reason for an array of all pairs."""
     mask = np.arange(13)[:, None] % 2 == 0
@@ -550,6 +572,7 @@ def test_mask_of_queries_is_not_multiplied_by_keys():
     )
 
 
+@quickly
 @by_blocks
 def test_strict_promotion_of_bfloat16(implementation):
     learnt = {name: jnp.asarray(x, jnp.bfloat16) for name, x in drawn(13, 13).items()}
@@ -562,6 +585,7 @@ def test_strict_promotion_of_bfloat16(implementation):
         np.testing.assert_array_equal(found[name], x)
 
 
+@quickly
 @by_blocks
 def test_calls_outside_jit_compile_once(implementation):
     learnt = drawn(13, 13)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -18,9 +14,8 @@ from flax import linen, nnx
 
 import posenc_jax
 
-from .__main__ import main
 from .instrument import compare
-from .instrument.weights import back, carried, checked, guessed
+from .instrument.weights import back, carried, checked, doubts, guessed
 
 X = np.random.default_rng(0).normal(size=(2, 5, 6))
 
@@ -119,23 +114,6 @@ if FOLDER.is_dir():  # the examples are not installed
         assert report.verdict == "DIVERGE"
         assert report.causes[0].startswith("consistent with")
         assert any(words in cause for cause in report.causes), str(report)
-
-    def test_command_names_the_cause(tmp_path, capsys):
-        """What the port of the example says is the line of its frequencies."""
-        file = tmp_path / "report.json"
-        port, model = (FOLDER / name for name in ("flax_port.py", "model.py"))
-        command = ["compare", f"{port}:Attention", f"{model}:Attention"]
-        command += ["--input", "x=float:2,16,48", "--json", str(file)]
-        assert main(command) == 1
-        printed = capsys.readouterr().out
-        assert "base 10000 in place of 500000" in printed
-        line = port.read_text().split("inv_freq = ")[0].count("\n") + 1
-        assert f"flax_port.py:{line}" in printed
-        line = model.read_text().split("angles = ")[0].count("\n") + 1
-        (original,) = (x for x in printed.splitlines() if x.startswith("B is the same"))
-        assert f"not from model.py:{line}" in original
-        assert json.loads(file.read_text())["verdict"] == "DIVERGE"
-        assert main([*command, "--make", "base=10_000.0"]) == 0
 
 
 # ------------------------------------------------------------------------------ sides
@@ -423,6 +401,21 @@ def test_whole_numbers_are_compared():
         assert rows["at float64"] == verdict
 
 
+def test_constants_of_numpy_in_float64():
+    """Which JAX has in float32, but in float64 runs; a run must not meet what the one before remembered."""
+    scale = np.array([1.0, 1 / 3])[:, None]
+
+    def ours(x):
+        return x * scale
+
+    def theirs(x):
+        return x * torch.tensor(scale, dtype=x.dtype)
+
+    x = np.random.default_rng(0).normal(size=(3, 2, 5))
+    for _ in range(2):
+        compare(ours, theirs, {"x": x}).check()
+
+
 def test_sides_must_be_programs():
     with pytest.raises(TypeError, match="the JAX side must be a function or"):
         compare(3, torch.tanh, {"x": X})
@@ -485,6 +478,82 @@ def test_rotary_embedding_torch_computes_angles_in_bfloat16():
             ours, lambda x: theirs.rotate_queries_or_keys(x), {"x": x}, dtypes=dtypes
         )
         assert report.verdict == verdict, str(report)
+
+
+# ------------------------------------------------------------------------------- taps
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs, slope=1.0):
+        self.first, self.second = (nnx.Linear(6, 6, rngs=rngs) for _ in range(2))
+        self.slope = slope
+
+    def __call__(self, x):
+        hidden = self.slope * jnp.tanh(self.first(x))
+        self.sow(nnx.Intermediate, "hidden", hidden)
+        return self.second(hidden)
+
+
+class Linen(linen.Module):
+    slope: float = 1.0
+
+    @linen.compact
+    def __call__(self, x):
+        hidden = self.slope * jnp.tanh(linen.Dense(6, name="first")(x))
+        self.sow("intermediates", "hidden", hidden)
+        return linen.Dense(6, name="second")(hidden)
+
+
+def torch_of_taps():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    model.first, model.activation = torch.nn.Linear(6, 6), torch.nn.Tanh()
+    model.second = torch.nn.Linear(6, 6)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["nnx", "linen"])
+def test_first_tap_that_differs(kind):
+    def compared(slope, taps):
+        port = Nnx(nnx.Rngs(0), slope) if kind == "nnx" else Linen(slope)
+        return compare(port, torch_of_taps(), {"x": X}, taps=taps)
+
+    taps = {"hidden": "activation"}
+    if kind == "linen":
+        taps = {"first/__call__": "first", **taps}
+    right = compared(1.0, taps)
+    right.check()
+    names = [row.name for row in right.rows if row.name.startswith("tap")]
+    assert names == [f"tap {t} {d}" for t in taps for d in ("float64", "float32")]
+    assert compared(1.5, taps).causes[0] == "the first that differs: tap hidden"
+    with pytest.raises(ValueError, match=r"`taps` must name what .* has, .*'no'"):
+        compared(1.0, {"no": "first"})
+    with pytest.raises(ValueError, match=r"`taps` must name what Sequential .*'no'"):
+        compared(1.0, {"hidden": "no"})
+
+
+def test_gradients_are_of_outputs_alone():
+    """What leads to a tap and to no output has none."""
+
+    class Dead(Linen):
+        @linen.compact
+        def __call__(self, x):
+            self.sow("intermediates", "hidden", linen.Dense(6, name="first")(x))
+            return linen.Dense(6, name="second")(x)
+
+    class Original(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (torch.nn.Linear(6, 6) for _ in range(2))
+
+        def forward(self, x):
+            self.first(x)
+            return self.second(x)
+
+    report = compare(Dead(), Original(), {"x": X}, taps={"hidden": "first"})
+    report.check()
+    bounds = {row.name: row.bound for row in report.rows}
+    assert bounds["d_first.weight float64"] == 0 < bounds["d_second.weight float64"]
 
 
 # ---------------------------------------------------------------------------- weights
@@ -574,90 +643,157 @@ def test_map_that_cannot_be_guessed():
         guessed(zeros(a=(2, 3)), zeros(x=(7,)))
 
 
-# ---------------------------------------------------------------------------- command
+def test_doubt_of_a_guess_is_said():
+    """Names that say nothing are taken in order; those that say enough are not doubted."""
 
+    class Port(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = jnp.tanh(linen.Dense(6)(x))
+            return linen.Dense(6)(x)
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["math:tanh", "torch:tanh", "--input", "x=real:2,3"],
-            "of kind float, positions or",
-        ),
-        (["math:tanh", "torch:tanh", "--input", "x=float:2,a"], "NAME=KIND:SIZES"),
-        (["math", "torch:tanh", "--input", "x=float:2"], "FILE.py:NAME or MODULE:NAME"),
-        (["nowhere.py:f", "torch:tanh", "--input", "x=float:2"], "no file nowhere.py"),
-        (["math:no", "torch:tanh", "--input", "x=float:2"], "has no attribute 'no'"),
-    ],
-)
-def test_command_says_why_it_could_not(arguments, sentence, capsys):
-    assert main(["compare", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
+    class Original(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = (torch.nn.Linear(6, 6) for _ in range(2))
 
+        def forward(self, x):
+            return self.outer(torch.tanh(self.inner(x)))
 
-def test_doctor_finds_this_machine_fit(capsys):
-    assert main(["doctor"]) == 0
-    printed = capsys.readouterr().out
-    assert jax.__version__ in printed
-    assert "nothing is wrong" in printed
-
-
-def test_doctor_finds_fewer_bits(monkeypatch, capsys):
-    """As of a GPU that multiplies in TF32."""
-    monkeypatch.setattr(
-        torch.Tensor, "__matmul__", lambda a, b: (a * 0 + 1).mul(b * 0 + 8)
+    report = compare(Port(), Original(), {"x": X})
+    report.check()
+    (note,) = (x for x in report.notes if x.startswith("weight Dense_0/kernel "))
+    assert "is inner.weight, transpose, by order alone: outer.weight would" in note
+    ours, theirs = (
+        zeros(**{"a/kernel": (3, 3), "b/kernel": (3, 3)}),
+        zeros(**{"a.weight": (3, 3), "b.weight": (3, 3)}),
     )
-    assert main(["doctor"]) == 1
-    assert "PyTorch multiplies float32 matrices in fewer" in capsys.readouterr().out
+    assert not doubts(guessed(ours, theirs), ours, theirs)
 
 
-def test_command_of_two_functions(capsys):
-    assert (
-        main(["compare", "jax.numpy:tanh", "torch:tanh", "--input", "x=float:3,4"]) == 0
-    )
-    assert "PARITY AGREE" in capsys.readouterr().out
+def attention(names):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in names:
+                setattr(self, name, torch.nn.Linear(6, 6))
+
+        def forward(self, x):
+            q, k, v = (getattr(self, name)(x) for name in "qkv")
+            return (q @ k.mT).softmax(-1) @ v
+
+    return Attention()
 
 
-# ----------------------------------------------------------------------------- plugin
+class Exchanged(nnx.Module):
+    def __init__(self, rngs):
+        self.q, self.k, self.v = (nnx.Linear(6, 6, rngs=rngs) for _ in range(3))
+
+    def __call__(self, x):
+        q, k, v = self.v(x), self.k(x), self.q(x)
+        return jax.nn.softmax(q @ k.mT) @ v
 
 
-def run_python(folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout + done.stderr
+def test_weights_in_each_others_place_are_named():
+    report = compare(Exchanged(nnx.Rngs(0)), attention("qkv"), {"x": X})
+    assert report.causes[0].startswith("consistent with: weights q and v are exchanged")
 
 
-def test_plugin_loads_nothing(tmp_path):
-    program = (
-        "import parity_tests.plugin, sys; print({'jax', 'torch'} & {*sys.modules})"
-    )
-    assert run_python(tmp_path, "-c", program) == "set()\n"
+def test_square_matrix_that_a_map_does_not_turn():
+    names = {f"{n}/kernel": (f"{n}.weight", "transpose") for n in "qkv"}
+    names |= {f"{n}/bias": (f"{n}.bias", "same") for n in "qkv"}
+
+    class Right(Exchanged):
+        def __call__(self, x):
+            return jax.nn.softmax(self.q(x) @ self.k(x).mT) @ self.v(x)
+
+    def compared(how):
+        weights = {**names, "k/kernel": ("k.weight", how)}
+        port = Right(nnx.Rngs(0))
+        return compare(port, attention("qkv"), {"x": X}, weights=weights)
+
+    compared("transpose").check()
+    words = "weight k/kernel is k.weight by 'transpose', not 'same'"
+    assert any(words in cause for cause in compared("same").causes)
 
 
-def test_fixture_of_another_project(tmp_path):
-    (tmp_path / "test_port.py").write_text(
-        "import jax.numpy as jnp, numpy as np, torch\n"
-        "x = {'x': np.arange(6.0).reshape(2, 3)}\n"
-        "def test_right(parity):\n"
-        "    parity.compare(jnp.tanh, torch.tanh, x).check()\n"
-        "def test_wrong(parity):\n"
-        "    parity.compare(jnp.tan, torch.tanh, x).check()\n"
-    )
-    command = (
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "parity_tests.plugin",
-        "-p",
-        "no:cacheprovider",
-    )
-    printed = run_python(tmp_path, *command)
-    assert "1 failed, 1 passed" in printed
-    assert "PARITY DIVERGE" in printed
+def test_frozen_weight_may_be_a_constant():
+    """Or a weight there too; it is not drawn anew, as a constant could not be."""
+    table = np.sin(np.arange(30.0)).reshape(5, 6).astype(np.float32)
+
+    class Original(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = torch.nn.Linear(6, 6)
+            self.table = torch.nn.Parameter(torch.from_numpy(table), False)
+
+        def forward(self, x):
+            return self.dense(x) + self.table
+
+    class Port(linen.Module):
+        learnt: bool
+
+        @linen.compact
+        def __call__(self, x):
+            rows = jnp.asarray(table, x.dtype)
+            if self.learnt:
+                rows = self.param("table", lambda key: rows)
+            return linen.Dense(6, name="dense")(x) + rows
+
+    for learnt in (True, False):
+        compare(Port(learnt), Original(), {"x": X}).check()
+
+
+def test_gradient_of_one_number_is_no_matter_of_luck():
+    """Terms that cancel for one cotangent and not for another, summed in another order."""
+
+    class Original(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return self.scale * torch.sin(x)
+
+    class Port(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return self.param("scale", lambda key: jnp.ones(1)) * jnp.sin(x)
+
+    x = np.random.default_rng(0).normal(size=(200, 14)) * 100
+    for seed in range(10):
+        compare(Port(), Original(), {"x": x}, seed=seed).check()
+
+
+def test_table_of_float32_that_is_rounded_otherwise():
+    """Frequencies made in float32 there and rounded from float64 here: far out their angles differ."""
+    exact = 1e4 ** -(np.arange(0, 12, 2) / 12)
+
+    class Original(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            made = 1.0 / 10_000.0 ** (torch.arange(0, 12, 2) / 12)
+            self.register_buffer("inv_freq", made)
+
+        def forward(self, x, positions):
+            return x * torch.cos(positions[:, None] * self.inv_freq)
+
+    def port(x, positions):
+        frequencies = jnp.asarray(exact, x.dtype)
+        return x * jnp.cos(positions[:, None].astype(x.dtype) * frequencies)
+
+    x = np.random.default_rng(0).normal(size=(40, 6))
+    far = np.arange(100_000, 100_040, dtype=np.int32)
+    compare(port, Original(), {"x": x, "positions": far}).check()
+
+
+def test_whole_numbers_alone_run_in_float64_too():
+    def port(tokens):
+        return jnp.sin(tokens[:, None] * jnp.asarray([0.1, 0.01]))
+
+    def original(tokens):
+        return torch.sin(tokens[:, None] * torch.tensor([0.1, 0.01]))
+
+    report = compare(port, original, {"tokens": np.arange(40, dtype=np.int32)})
+    report.check()
+    assert "float32, whatever" not in str(report)

@@ -408,35 +408,24 @@ def exact_factor(case: Case, shape: Shape) -> Any:
 
 @both
 @grid
-def test_inv_freq_is_the_formula(twin, case, shape):
-    right = exact(case, shape)
-    found = direct(twin.package, case, shape).inv_freq(case.seq_len, dtype=np.float64)
-    assert found.dtype == np.float64
-    assert (right.off(found) <= UNIT["float64"] * right.units).all()
-
-
-@both
-@grid
-def test_inv_freq_is_rounded_once(twin, case, shape):
-    """Rounded from a float64 that is right to 1e-8 of a float32 unit or better: off by half a spacing, one unit."""
+def test_rule_is_the_formula(twin, case, shape):
+    """Frequencies in float64; in float32, rounded once; and the attention factor."""
     spec = direct(twin.package, case, shape)
-    found = spec.inv_freq(case.seq_len)
-    double = spec.inv_freq(case.seq_len, dtype=np.float64)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, double.astype(np.float32))
     right = exact(case, shape)
+    double = spec.inv_freq(case.seq_len, dtype=np.float64)
+    assert double.dtype == np.float64
+    assert (right.off(double) <= UNIT["float64"] * right.units).all()
+    # Of a float64 that is right to 1e-8 of a float32 unit or better: off by half a spacing, one unit.
+    single = spec.inv_freq(case.seq_len)
+    assert single.dtype == np.float32
+    np.testing.assert_array_equal(single, double.astype(np.float32))
     units = np.array(right.values, float) * (1 + 1e-6)
-    assert (right.off(found) <= UNIT["float32"] * units).all()
-
-
-@both
-@grid
-def test_attention_factor_is_the_formula(twin, case, shape):
-    """Two logarithms, a quotient and a root or product of float64: 8 roundings."""
-    found = direct(twin.package, case, shape).attention_factor(case.seq_len)
-    right = exact_factor(case, shape)
-    assert isinstance(found, float)
-    assert abs(found - right) <= 8 * UNIT["float64"] * right
+    assert (right.off(single) <= UNIT["float32"] * units).all()
+    # Two logarithms, a quotient and a root or product of float64: 8 roundings.
+    factor = spec.attention_factor(case.seq_len)
+    right_factor = exact_factor(case, shape)
+    assert isinstance(factor, float)
+    assert abs(factor - right_factor) <= 8 * UNIT["float64"] * right_factor
 
 
 # transformers --------------------------------------------------------------------------------------------------------

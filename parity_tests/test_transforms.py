@@ -193,6 +193,8 @@ OPS = {
     ),
 }
 each_op = pytest.mark.parametrize("name", OPS)
+# Of tests that hold however a program is rounded.
+quickly = pytest.mark.usefixtures("compiled_quickly")
 
 
 def drawn(name: str, seed: int = 0, dtype: Any = np.float32) -> dict[str, np.ndarray]:
@@ -341,6 +343,7 @@ def mapped(case: str) -> dict[str, np.ndarray]:
     }
 
 
+@quickly
 @each_map
 def test_jax_vmap_equals_one_by_one(case):
     name, rows = MAPPED[case][0], mapped(case)
@@ -422,6 +425,7 @@ def torch_gradient(
     return dict(zip(given, found, strict=True))
 
 
+@quickly
 @each_op
 def test_gradient_is_equal_in_both(name):
     expected = torch_gradient(name, to_torch(FLOAT64(name), requires_grad=True))
@@ -435,6 +439,7 @@ def test_gradient_is_not_trivial(name):
     assert all(v.abs().max() > 1e-3 for v in gradient.values())
 
 
+@quickly
 @each_op
 def test_gradient_of_gradient_is_equal_in_both(name):
     given = to_torch(FLOAT64(name), requires_grad=True)
@@ -447,6 +452,7 @@ def test_gradient_of_gradient_is_equal_in_both(name):
     assert_same(jax_derivatives(name)["second"], expected, "float64")
 
 
+@quickly
 @each_op
 @pytest.mark.filterwarnings(
     "ignore:.torch.jit.script. is deprecated"
@@ -457,6 +463,7 @@ def test_jvp_is_equal_in_both(name):
     assert_same(jax_derivatives(name)["image"], expected, "float64")
 
 
+@quickly
 @each_op
 def test_jvp_is_the_transpose_of_vjp(name):
     found = jax_derivatives(name)
@@ -465,6 +472,7 @@ def test_jvp_is_the_transpose_of_vjp(name):
     assert_same(forward, backward, "float64")
 
 
+@quickly
 @pytest.mark.parametrize(
     "name",
     [
@@ -617,11 +625,13 @@ def torch_nothing(case: str) -> dict[str, Any]:
     }
 
 
+@quickly
 @pytest.mark.parametrize("case", NOTHING)
 def test_row_that_sees_nothing_is_finite_and_equal_in_both(case):
     assert_same(jax_nothing(case), torch_nothing(case), "float64")
 
 
+@quickly
 @pytest.mark.parametrize("case", NOTHING)
 def test_row_that_sees_nothing_is_zero_and_passes_no_gradient(case):
     found = jax_nothing(case)
@@ -663,6 +673,7 @@ def attended(query: Any, key: Any, value: Any, positions: Any) -> jax.Array:
     )
 
 
+@quickly
 def test_scan_over_steps_equals_the_whole_sequence():
     """Decoding with a traced position gives what the whole sequence gives at once."""
     rng = np.random.default_rng(0)
@@ -783,6 +794,7 @@ def compiled_once(call: Callable, values: Sequence[Any]) -> list[jax.Array]:
     return found
 
 
+@quickly
 @each_scheme
 def test_traced_offset_compiles_once(name):
     found = compiled_once(offset_call(name, posenc_jax), OFFSETS)
@@ -819,6 +831,7 @@ def test_torch_autocast_changes_nothing(name):
     torch.testing.assert_close(found, call(4_090), rtol=0, atol=0)
 
 
+@quickly
 @pytest.mark.parametrize("mode", ["jit", "vmap", "scan"])
 def test_learned_position_encoding_gives_nan_for_what_it_cannot_see(mode):
     """Under "error" a traced position out of range is NaN, never a wrong row."""
@@ -924,6 +937,7 @@ def one_by_one(name: str) -> list[np.ndarray]:
     return [v.astype(np.int32) if v.dtype.kind == "i" else v for v in found]
 
 
+@quickly
 @each_of_integers
 def test_traced_integers_compile_once(name):
     call, values = of_integers(name, posenc_jax)
@@ -948,6 +962,7 @@ def test_torch_compile_takes_other_integers_without_compiling_again(name):
     assert_same(found, [call(value) for value in values], "elementwise")
 
 
+@quickly
 @each_of_integers
 @pytest.mark.parametrize("library", [posenc_torch, posenc_jax], ids=["torch", "jax"])
 def test_vmap_over_integers_equals_one_by_one(library, name):
@@ -1023,6 +1038,7 @@ ROTATIONS = {
 each_rotation = pytest.mark.parametrize("case", ROTATIONS)
 
 
+@quickly
 @each_rotation
 @pytest.mark.parametrize("inverse", [False, True], ids=["forward", "inverse"])
 def test_apply_rope_vjp_is_the_inverse_rotation(case, inverse):
@@ -1165,7 +1181,16 @@ def on_tpu(*args: Any, tpu: Callable, default: Callable) -> Any:
 
 
 @each_rotation
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("bfloat16", "float32"),
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("float16", "float64")
+        ),
+    ],
+)
 def test_apply_rope_has_the_same_bits_by_matrix_and_by_slices(dtype, case, monkeypatch):
     """By quarter turns: products with 0 and +-1 are exact however XLA fuses them."""
 
@@ -1196,6 +1221,7 @@ def test_apply_rope_by_matrix_is_what_the_patch_reaches(monkeypatch):
     assert "dot_general" in found
 
 
+@quickly
 @pytest.mark.parametrize("layout", ["half", "interleaved", "interleaved_to_half"])
 def test_apply_rope_by_matrix_keeps_nan_in_its_head(layout, monkeypatch):
     monkeypatch.setattr(jax.lax, "platform_dependent", on_tpu)
@@ -1351,6 +1377,7 @@ def attend_by_position(package: Any, x: Any) -> Any:
     return package.dot_product_attention(x, x, x, is_causal=True, alibi_slopes=slopes)
 
 
+@quickly
 def test_jax_export_with_symbolic_sizes():
     batch, seq = jax.export.symbolic_shape("batch, seq")
     attend = jax.jit(lambda x: attend_by_position(posenc_jax, x))
@@ -1394,6 +1421,7 @@ def exported_input(name: str, batch: int, seq: int) -> np.ndarray:
     return drawn.astype(dtype)
 
 
+@quickly
 @each_exported
 def test_jax_export_of_each_scheme_with_symbolic_sizes(name):
     function, shape, dtype = EXPORTED[name]

@@ -13,10 +13,17 @@ import numpy as np
 
 from .dtypes import DTYPES, Arrays, unit_roundoff
 from .environment import environment
-from .sides import INPUT, WEIGHT, Side, cast, named
-from .tolerances import COST_RUNS, FEW, HALF_UNITS, HUGE, PEER_FLOOR_UNITS
+from .sides import BUFFER, INPUT, TAP, WEIGHT, Side, called, cast, named, of_kind
+from .tolerances import (
+    COST_RUNS,
+    FEW,
+    FEW_RUNS,
+    HALF_UNITS,
+    HUGE,
+    PEER_FLOOR_UNITS,
+)
 
-__all__ = ["Answer", "Answers", "asked", "finite"]
+__all__ = ["Answer", "Answers", "apart", "asked", "finite"]
 
 FORMAT = 1
 
@@ -45,20 +52,35 @@ class Answers:
         numbers: What it was given, in float32 and whole numbers, named "input " or "weight " and its name.
         cotangents: Of its outputs.
         tensors: By the dtype of a run, then by name: outputs, and gradients as "d_" and the name of a number.
+        frozen: Weights that do not learn.
     """
 
     source: str
     numbers: dict[str, np.ndarray]
     cotangents: dict[str, np.ndarray]
     tensors: dict[str, dict[str, Answer]]
+    frozen: frozenset[str]
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        return _of_kind(self.numbers, WEIGHT)
+        return of_kind(self.numbers, WEIGHT)
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        return _of_kind(self.numbers, INPUT)
+        return of_kind(self.numbers, INPUT)
+
+    def check_inputs(self, inputs: Arrays) -> None:
+        """That they are those which were recorded."""
+        given = cast(inputs, "float32")
+        for name in {*given, *self.inputs}:
+            if (
+                name not in given
+                or name not in self.inputs
+                or not np.array_equal(given[name], self.inputs[name], equal_nan=True)
+            ):
+                raise ValueError(
+                    f"`inputs` must be those of the recorded answers of {self.source}; {name} is another."
+                )
 
     def save(self, path: Path) -> None:
         """As an npz file, which says in `manifest` what made it."""
@@ -74,9 +96,11 @@ class Answers:
             "format": FORMAT,
             "source": self.source,
             "dtypes": list(self.tensors),
+            "frozen": sorted(self.frozen),
             "tensors": list(next(iter(self.tensors.values()))),
             "environment": environment(),
         }
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             np.savez_compressed(
                 file, allow_pickle=False, manifest=json.dumps(manifest), **arrays
@@ -107,16 +131,8 @@ class Answers:
             }
             for dtype, found in tensors.items()
         }
-        kinds = (_of_kind(arrays, f"{kind}/") for kind in ("numbers", "cotangents"))
-        return cls(manifest["source"], *kinds, tensors)
-
-
-def _of_kind(arrays: Arrays, kind: str) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix(kind): x
-        for name, x in arrays.items()
-        if name.startswith(kind)
-    }
+        kinds = (of_kind(arrays, f"{kind}/") for kind in ("numbers", "cotangents"))
+        return cls(manifest["source"], *kinds, tensors, frozenset(manifest["frozen"]))
 
 
 def asked(
@@ -138,9 +154,15 @@ def asked(
     """
     rng = np.random.default_rng(seed)
     numbers = {INPUT + name: x for name, x in cast(inputs, "float32").items()}
-    numbers |= {WEIGHT + n: _around(w, rng) for n, w in original.weights.items()}
+    numbers |= {
+        WEIGHT + n: w if n in original.frozen else _around(w, rng)
+        for n, w in cast(original.weights, "float32").items()
+    }
+    numbers |= {BUFFER + n: x for n, x in original.buffers.items()}
     outputs = original.run(original.function("float32"), numbers, {}, ())
     cotangents = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
+    # What is tapped is no output: gradients are of outputs alone.
+    cotangents |= {n: 0 * x for n, x in cotangents.items() if n.startswith(TAP)}
     # All float64 runs first: in some modules a table of one run is left for the next.
     doubles = {
         dtype: original.results(numbers, cotangents, "float64", dtype)
@@ -149,13 +171,14 @@ def asked(
     tensors = {}
     for dtype, double in doubles.items():
         rounded = original.results(numbers, cotangents, dtype, dtype)
-        costs = _costs(original, numbers, cotangents, dtype)
+        few = any(x.size < FEW for x in double.values())
+        costs = _costs(original, numbers, cotangents, dtype, few)
         truth = {**double, **_right(oracle, inputs, dtype, double)}
         tensors[dtype] = {
             name: Answer(truth[name], double[name], rounded[name], costs[name])
             for name in double
         }
-    return Answers(original.source, numbers, cotangents, tensors)
+    return Answers(original.source, numbers, cotangents, tensors, original.frozen)
 
 
 def _right(
@@ -166,7 +189,8 @@ def _right(
         return {}
     given = cast(cast(inputs, dtype), "float64")
     outputs = {
-        name: np.asarray(x, np.float64) for name, x in named(oracle(**given)).items()
+        name: np.asarray(x, np.float64)
+        for name, x in named(called(oracle, given)).items()
     }
     for name, x in outputs.items():
         if name not in double or double[name].shape != x.shape:
@@ -179,39 +203,64 @@ def _right(
 
 
 def _costs(
-    original: Side, numbers: Arrays, cotangents: Arrays, dtype: str
+    original: Side, numbers: Arrays, cotangents: Arrays, dtype: str, few: bool
 ) -> dict[str, np.ndarray]:
-    """What rounding costs, at worst of a few runs near by: of a few numbers one run may be lucky."""
+    """What rounding costs, at worst of a few runs near by: of a few numbers one run may be lucky, and several."""
     rng = np.random.default_rng(0)
     errors: dict[str, np.ndarray] = {}
-    for _ in range(COST_RUNS):
-        near_by = {
-            name: np.asarray(x * (1 + 2**-6 * rng.normal(size=x.shape)))
-            if x.dtype in DTYPES.values()
-            else x
+    sizes: dict[str, np.ndarray] = {}
+
+    def moved(by: float, kinds: tuple[str, ...]) -> dict[str, np.ndarray]:
+        return {
+            name: np.asarray(x * (1 + by * rng.normal(size=x.shape)))
             for name, x in numbers.items()
+            if x.dtype in DTYPES.values() and name.startswith(kinds)
         }
-        exact, rounded = (
-            original.results(near_by, cotangents, run, dtype)
-            for run in ("float64", dtype)
-        )
+
+    for _ in range(COST_RUNS * (FEW_RUNS if few else 1)):
+        near_by = {**numbers, **moved(2**-6, (INPUT, WEIGHT))}
+        # For one cotangent all that is summed to a gradient may cancel.
+        others = {
+            n: np.where(c != 0, rng.normal(size=c.shape), 0.0)
+            for n, c in cotangents.items()
+        }
+        exact = original.results(near_by, others, "float64", dtype)
+        # A table that is kept in float32 may be rounded otherwise.
+        near_by |= moved(unit_roundoff(np.float32), (BUFFER,))
+        rounded = original.results(near_by, others, dtype, dtype)
         for name, x in rounded.items():
-            error = np.nan_to_num(np.abs(finite(x) - finite(exact[name])))
+            right = finite(exact[name])
+            error, size = (np.nan_to_num(np.abs(a)) for a in (finite(x) - right, right))
             errors[name] = np.maximum(errors.get(name, 0.0), error)
-    return {name: _cost(finite(exact[name]), e, dtype) for name, e in errors.items()}
+            sizes[name] = np.maximum(sizes.get(name, 0.0), size)
+    numbers_out = sum(c.size for c in cotangents.values())
+    return {
+        name: _cost(sizes[name], error, dtype, _floor(name, error.size, numbers_out))
+        for name, error in errors.items()
+    }
 
 
-def _cost(exact: np.ndarray, error: np.ndarray, dtype: str) -> np.ndarray:
+def _floor(name: str, size: int, outputs: int) -> float:
+    """Of an honest error, in roundings of the largest number.
+
+    A gradient is a sum over all that shares what it is of: n terms are off by about sqrt(n) roundings, if one side does
+    not sum them in pairs.
+    """
+    terms = outputs / max(size, 1) if name.startswith("d_") else 1
+    return max(PEER_FLOOR_UNITS, math.sqrt(terms))
+
+
+def _cost(size: np.ndarray, error: np.ndarray, dtype: str, floor: float) -> np.ndarray:
     """At every place the least of what was seen in the slices that it is in, one for each axis.
 
     So no head, position or channel hides among those with larger numbers. Where rounding cost less in a slice than
     elsewhere, as a share of its largest number, that may be luck.
     """
-    unit, size = unit_roundoff(DTYPES[dtype]), np.nan_to_num(np.abs(exact))
+    unit = unit_roundoff(DTYPES[dtype])
     share = error.max(initial=0) / (size.max(initial=0) or 1.0)
-    share = max(share, PEER_FLOOR_UNITS * unit)
-    cost = np.full(exact.shape, np.inf if exact.ndim else share * size)
-    for axis in range(exact.ndim if exact.size else 0):
+    share = max(share, floor * unit)
+    cost = np.full(size.shape, np.inf if size.ndim else share * size)
+    for axis in range(size.ndim if size.size else 0):
         seen, sizes = (_largest_of_slices(x, axis) for x in (error, size))
         seen = np.maximum(seen, share * sizes)
         if dtype != "float32":
@@ -234,6 +283,15 @@ def finite(x: np.ndarray) -> np.ndarray:
     """In float64; what is as large as infinity, as which masks are written, must be where it is and is no number."""
     x = x.astype(np.float64)
     return np.where(np.abs(x) < HUGE, x, np.nan)
+
+
+def apart(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference, as a share of the largest number; infinite if they have not the same shape and places."""
+    there = np.isfinite(a)
+    if a.shape != b.shape or (there != np.isfinite(b)).any():
+        return np.inf
+    size = np.abs(a[there]).max(initial=0) or 1.0
+    return float(np.abs(a[there] - b[there]).max(initial=0) / size)
 
 
 def _around(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:

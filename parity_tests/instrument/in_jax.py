@@ -7,7 +7,7 @@ input x under "d_x".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -16,10 +16,13 @@ import numpy as np
 from jax.extend import core
 
 from .dtypes import DTYPES, Arrays, Function
-from .sides import Side, bound, called, source_of
+from .sides import NO_TAPS, Side, bound, called, source_of
 from .stages import Recording, Stage, line_of, wide
 
-__all__ = ["jax_side", "record_jax", "run_jax"]
+__all__ = ["anew", "jax_side", "record_jax", "run_jax"]
+
+# Of a loop that is recorded step by step: layers, not tokens.
+MOST_STEPS = 64
 
 
 def run_jax(
@@ -31,7 +34,8 @@ def run_jax(
     jit: bool,
 ) -> dict[str, np.ndarray]:
     """With `jit` false, operation by operation."""
-    double = any(array.dtype == np.float64 for array in inputs.values())
+    floating = (*inputs.values(), *cotangents.values())
+    double = any(array.dtype == np.float64 for array in floating)
     with jax.enable_x64(double):
         arrays = {name: jnp.asarray(array) for name, array in inputs.items()}
         cots = {name: jnp.asarray(array) for name, array in cotangents.items()}
@@ -57,24 +61,53 @@ _compiled = jax.jit(_outputs_and_gradients, static_argnums=(0, 1))
 # ------------------------------------------------------------------------------- sides
 
 
-def jax_side(program: Any, inputs: Mapping[str, np.ndarray]) -> Side:
-    """Of a function, an nnx module, or a linen module, which is initialised for these inputs."""
+def jax_side(
+    program: Any, inputs: Mapping[str, np.ndarray], taps: Mapping[str, str] = NO_TAPS
+) -> Side:
+    """Of a function, an nnx module, or a linen module, which is initialised for these inputs.
+
+    Taps are what a module sows, such as "attn/q_rot"; a linen module's own outputs are "attn/__call__".
+    """
     if _is_flax(program, "nnx"):
-        return _nnx_side(program)
+        return _nnx_side(program, taps)
     if _is_flax(program, "linen"):
-        return _linen_side(program, inputs)
+        return _linen_side(program, inputs, taps)
     if not callable(program):
         raise TypeError(
             f"the JAX side must be a function or a Flax module, got {type(program).__name__}."
         )
-    return _side({}, lambda _, given, __: called(program, given), source_of(program))
+
+    def call(_: Any, given: dict[str, Any], __: str) -> Any:
+        return called(program, given), {}
+
+    return _side({}, call, source_of(program), taps)
 
 
-def _side(weights: Arrays, call: Callable[..., Any], source: str) -> Side:
+def _side(
+    weights: Arrays, call: Callable[..., Any], source: str, taps: Mapping[str, str]
+) -> Side:
     def cast(x: Any, dtype: str) -> Any:
         return x.astype(DTYPES[dtype])
 
-    return Side(weights, call, source, cast, partial(run_jax, jit=True))
+    return Side(weights, call, source, cast, _run_program, taps)
+
+
+def _run_program(
+    function: Function, inputs: Arrays, cotangents: Arrays, wrt: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    with anew():
+        return run_jax(function, inputs, cotangents, wrt, jit=True)
+
+
+@contextmanager
+def anew(*, double: bool = False) -> Iterator[None]:
+    """A run of a program, with float64 or without.
+
+    JAX remembers float64 constants of NumPy from a run before, in the dtype that they had in that one.
+    """
+    jax.clear_caches()
+    with jax.enable_x64(double):
+        yield
 
 
 def _is_flax(program: Any, kind: str) -> bool:
@@ -84,11 +117,11 @@ def _is_flax(program: Any, kind: str) -> bool:
     )
 
 
-def _nnx_side(module: Any) -> Side:
+def _nnx_side(module: Any, taps: Mapping[str, str]) -> Side:
     from flax import nnx
 
     graph, params, rest = nnx.split(module, nnx.Param, ...)
-    paths = {"/".join(map(str, path)): path for path, _ in nnx.to_flat_state(params)}
+    paths = {_joined(path): path for path, _ in nnx.to_flat_state(params)}
     flat = dict(nnx.to_flat_state(params))
     weights = {name: np.asarray(flat[path][...]) for name, path in paths.items()}
 
@@ -97,31 +130,57 @@ def _nnx_side(module: Any) -> Side:
             [(path, flat[path].replace(weights[name])) for name, path in paths.items()]
         )
         merged = nnx.merge(graph, filled, _widened(rest, dtype))
-        return called(merged, given)
+        if not taps:
+            return called(merged, given), {}
+        arguments = bound(merged, given)
+        run = nnx.capture(merged, nnx.Intermediate)
+        outputs, sown = run(*arguments.args, **arguments.kwargs)
+        leaves = nnx.to_flat_state(sown)
+        # Every call adds one.
+        return outputs, {_joined(path): leaf.get_value()[-1] for path, leaf in leaves}
 
-    return _side(weights, call, source_of(type(module)))
+    return _side(weights, call, source_of(type(module)), taps)
 
 
-def _linen_side(module: Any, inputs: Mapping[str, np.ndarray]) -> Side:
+def _linen_side(
+    module: Any, inputs: Mapping[str, np.ndarray], taps: Mapping[str, str]
+) -> Side:
+    from flax.core.meta import unbox
+    from flax.traverse_util import flatten_dict, unflatten_dict
+
     given = {name: jnp.asarray(array) for name, array in inputs.items()}
     arguments = bound(type(module).__call__.__get__(module), given)
     variables = module.init(jax.random.key(0), *arguments.args, **arguments.kwargs)
-    flat = {
-        "/".join(str(getattr(key, "key", key)) for key in path): np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(
-            variables.get("params", {})
-        )
+    # In the order in which they were made.
+    params = flatten_dict(unbox(variables.get("params", {})), sep="/")
+    weights = {name: np.asarray(leaf) for name, leaf in params.items()}
+    rest = {
+        name: tree
+        for name, tree in variables.items()
+        if name not in ("params", "intermediates")
     }
-    structure = jax.tree.structure(variables.get("params", {}))
-    rest = {name: tree for name, tree in variables.items() if name != "params"}
 
     def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
-        params = jax.tree.unflatten(structure, [weights[name] for name in flat])
         arguments = bound(type(module).__call__.__get__(module), given)
+        params = unflatten_dict(weights, sep="/")
         state = {"params": params, **_widened(rest, dtype)}
-        return module.apply(state, *arguments.args, **arguments.kwargs)
+        if not taps:
+            return module.apply(state, *arguments.args, **arguments.kwargs), {}
+        outputs, sown = module.apply(
+            state,
+            *arguments.args,
+            **arguments.kwargs,
+            capture_intermediates=True,
+            mutable="intermediates",
+        )
+        leaves = flatten_dict(sown["intermediates"], sep="/")
+        return outputs, {name: leaf[-1] for name, leaf in leaves.items()}
 
-    return _side(flat, call, source_of(type(module)))
+    return _side(weights, call, source_of(type(module)), taps)
+
+
+def _joined(path: Sequence[Any]) -> str:
+    return "/".join(str(getattr(key, "key", key)) for key in path)
 
 
 def _widened(tree: Any, dtype: str) -> Any:
@@ -166,12 +225,21 @@ def record_jax(
             inner = _inner(eqn)
             if inner is not None:
                 results = run(inner, read_in, where)
+            elif eqn.primitive.name == "cond":
+                index, *operands = read_in
+                branches = eqn.params["branches"]
+                taken = min(max(int(index[0]), 0), len(branches) - 1)
+                results = run(branches[taken], operands, where)
+            elif (
+                eqn.primitive.name == "scan" and 0 < eqn.params["length"] <= MOST_STEPS
+            ):
+                results = scan(read_in, where, **eqn.params)
             else:
                 bound = eqn.primitive.get_bind_params(eqn.params)
                 # A pair in JAX before 0.10.
                 functions, params = bound if isinstance(bound, tuple) else ((), bound)
                 out = eqn.primitive.bind(*functions, *(v for v, _ in read_in), **params)
-                parents = tuple(at for _, at in read_in if at is not None)
+                parents = _parents([at for _, at in read_in])
                 results = [
                     (value, add(eqn.primitive.name, value, parents, where))
                     for value in (out if eqn.primitive.multiple_results else [out])
@@ -179,13 +247,48 @@ def record_jax(
             known.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
+    def scan(
+        given: list[Any],
+        where: str,
+        *,
+        jaxpr: Any,
+        length: int,
+        reverse: bool,
+        num_consts: int,
+        num_carry: int,
+        **_: Any,
+    ) -> list[Any]:
+        """Step by step, as if it were written so."""
+        constants, rest = given[:num_consts], given[num_consts:]
+        carry, xs = rest[:num_carry], rest[num_carry:]
+        steps: dict[int, list[Any]] = {}
+        for step in range(length)[:: -1 if reverse else 1]:
+            at_step = [
+                (x[step], add("scan_slice", x[step], _parents([at]), where))
+                for x, at in xs
+            ]
+            results = run(jaxpr, [*constants, *carry, *at_step], where)
+            carry, steps[step] = results[:num_carry], results[num_carry:]
+        stacked = []
+        for ys in zip(*(steps[step] for step in range(length)), strict=True):
+            value = jnp.stack([value for value, _ in ys])
+            parents = _parents([at for _, at in ys])
+            stacked.append((value, add("scan_stack", value, parents, where)))
+        return [*carry, *stacked]
+
     # As JAX flattens a dict: in the order of its keys.
     given = [(arrays[name], add(name, arrays[name], (), "")) for name in sorted(arrays)]
     results = run(closed, given, "")
-    return Recording(
-        tuple(stages),
-        {name: at for name, (_, at) in zip(sorted(shapes), results, strict=True)},
-    )
+    outputs = {
+        name: add("constant", value, (), "") if at is None else at
+        for name, (value, at) in zip(sorted(shapes), results, strict=True)
+    }
+    return Recording(tuple(stages), outputs)
+
+
+def _parents(stages: list[int | None]) -> tuple[int, ...]:
+    """But for literals, which are none."""
+    return tuple(at for at in stages if at is not None)
 
 
 def _inner(eqn: Any) -> Any:

@@ -7,8 +7,9 @@ input x under "d_x".
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .dtypes import Arrays, Function
-from .sides import Side, bound, called, source_of
+from .sides import NO_TAPS, Side, bound, called, source_of
 from .stages import Recording, Stage, line_of, wide
 
 __all__ = [
@@ -70,8 +71,11 @@ def from_torch(tensor: torch.Tensor) -> np.ndarray:
 # ------------------------------------------------------------------------------- sides
 
 
-def torch_side(program: Any) -> Side:
-    """Of a function or a module, whose parameters are its weights and whose buffers are not."""
+def torch_side(program: Any, taps: Mapping[str, str] = NO_TAPS) -> Side:
+    """Of a function or a module, whose parameters are its weights and whose buffers are not.
+
+    Taps are the outputs of modules in it, such as "h.0.attn".
+    """
     if not isinstance(program, torch.nn.Module):
         if not callable(program):
             raise TypeError(
@@ -80,40 +84,62 @@ def torch_side(program: Any) -> Side:
 
         def plain(_: Any, given: dict[str, Any], dtype: str) -> Any:
             with _in_float64(dtype):
-                return called(program, given)
+                return called(program, given), {}
 
-        return _side({}, plain, source_of(program))
-    weights = {
-        name: from_torch(weight.detach()) for name, weight in program.named_parameters()
-    }
-    buffers = dict(program.named_buffers())
+        return _side({}, plain, source_of(program), taps)
+    weights, buffers = (
+        {name: from_torch(x.detach()) for name, x in named}
+        for named in (program.named_parameters(), program.named_buffers())
+    )
 
     def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
-        wide = getattr(torch, dtype)
-        state = {
-            name: buffer.to(wide, copy=True) if buffer.is_floating_point() else buffer
-            for name, buffer in buffers.items()
-        }
         arguments = bound(program.forward, given)
         training = {module: module.training for module in program.modules()}
         program.eval()
         try:
-            with _in_float64(dtype):
-                return torch.func.functional_call(
-                    program, {**state, **weights}, arguments.args, arguments.kwargs
+            with _in_float64(dtype), _tapped(program, taps) as tapped:
+                outputs = torch.func.functional_call(
+                    program, weights, arguments.args, arguments.kwargs
                 )
+            return outputs, tapped
         finally:
             for module, was in training.items():
                 module.training = was
 
-    return _side(weights, call, source_of(type(program)))
+    side = _side(weights, call, source_of(type(program)), taps)
+    frozen = {n for n, weight in program.named_parameters() if not weight.requires_grad}
+    return replace(side, buffers=buffers, frozen=frozenset(frozen))
 
 
-def _side(weights: Arrays, call: Callable[..., Any], source: str) -> Side:
+@contextmanager
+def _tapped(
+    program: torch.nn.Module, taps: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """The outputs of modules, the first where one has several."""
+    found: dict[str, Any] = {}
+
+    def tap(name: str, module: torch.nn.Module) -> Any:
+        def keep(_: Any, __: Any, output: Any) -> None:
+            found[name] = output[0] if isinstance(output, tuple) else output
+
+        return module.register_forward_hook(keep)
+
+    named = program.named_modules()
+    hooks = [tap(name, module) for name, module in named if name in taps.values()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _side(
+    weights: Arrays, call: Callable[..., Any], source: str, taps: Mapping[str, str]
+) -> Side:
     def cast(x: Any, dtype: str) -> Any:
         return x.to(getattr(torch, dtype))
 
-    return Side(weights, call, source, cast, run_torch)
+    return Side(weights, call, source, cast, run_torch, taps)
 
 
 @contextmanager
@@ -163,7 +189,13 @@ def replayed_torch(
     """The outputs with other numbers in these stages, each a `Change`."""
     with torch.no_grad(), _Replay(arrays, instead):
         outputs = function(arrays)
-    return {name: wide(from_torch(x.detach())) for name, x in outputs.items()}
+    return {name: _numbers(x) for name, x in outputs.items()}
+
+
+def _numbers(tensor: torch.Tensor) -> np.ndarray:
+    """A copy. What PyTorch only marks as conjugate or negative is so here."""
+    tensor = tensor.detach().clone().contiguous().resolve_conj().resolve_neg()
+    return wide(from_torch(tensor))
 
 
 class _Recorder(TorchDispatchMode):
@@ -172,6 +204,7 @@ class _Recorder(TorchDispatchMode):
         self.stages: list[Any] = []
         self.index: dict[int, int] = {}
         self.alive: list[torch.Tensor] = []  # So that no two have one id.
+        self.line = ""  # Of what is recorded as what it is made of.
         for name, tensor in arrays.items():
             self._add(name, self._kept(tensor, in_place=True), (), "")
 
@@ -179,6 +212,12 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in MADE_OF:
+            self.line = self._where()
+            with self:
+                results = MADE_OF[func](*args, **kwargs)
+            self.line = ""
+            return results
         parents = tuple(
             self._of(x)
             for x in tree_leaves((args, kwargs))
@@ -201,7 +240,7 @@ class _Recorder(TorchDispatchMode):
         return tensor
 
     def _where(self) -> str:
-        return line_of(_python_frames())
+        return self.line or line_of(_python_frames())
 
     def _of(self, tensor: torch.Tensor) -> int:
         if id(tensor) not in self.index:
@@ -215,8 +254,7 @@ class _Recorder(TorchDispatchMode):
         return len(self.stages) - 1
 
     def _stage(self, name: str, tensor: Any, parents: Any, where: str) -> Any:
-        value = wide(from_torch(tensor.detach().clone().contiguous()))
-        return Stage(name, value, parents, where)
+        return Stage(name, _numbers(tensor), parents, where)
 
     def _refresh(self, written: torch.Tensor, name: str, at: int, where: str) -> None:
         """What shares the memory that was written."""
@@ -228,14 +266,16 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Replay(_Recorder):
-    """Changes stages by the numbers that they and others have in this run; keeps tensors in place of stages."""
+    """Changes stages by the numbers that they and others have in this run."""
 
     def __init__(self, arrays: dict[str, Any], instead: dict[int, Any]) -> None:
         self.instead = instead
+        self.needed = {at for change in instead.values() for at in change.of}
         super().__init__(arrays)
 
     def _stage(self, name: str, tensor: Any, parents: Any, where: str) -> Any:
-        return tensor
+        """The numbers, as they are before anything is written into them."""
+        return _numbers(tensor) if len(self.stages) in self.needed else None
 
     def _where(self) -> str:
         return ""
@@ -245,15 +285,62 @@ class _Replay(_Recorder):
         if change is None:
             return tensor
         given = (
-            self.stages[at] if at < len(self.stages) else tensor for at in change.of
+            self.stages[at] if at < len(self.stages) else _numbers(tensor)
+            for at in change.of
         )
-        new = change.apply(*(wide(from_torch(x.detach())) for x in given))
-        value = torch.from_numpy(np.ascontiguousarray(new))
+        value = torch.from_numpy(np.ascontiguousarray(change.apply(*given)))
         if in_place:
             return tensor.copy_(value)
         # Not into a view, which would change what it is a view of; but in the same order in memory, on which it
         # depends which operations follow.
         return torch.empty_like(tensor).copy_(value)
+
+
+# ------------------------------------- operations that are recorded as what they are made of
+
+
+def _layer_norm(
+    x: torch.Tensor,
+    shape: list[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    axes = tuple(range(-len(shape), 0))
+    mean = x.mean(axes, keepdim=True)
+    centred = x - mean
+    inverse = torch.rsqrt((centred**2).mean(axes, keepdim=True) + eps)
+    out = centred * inverse
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias, mean, inverse
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Without dropout, as a model in evaluation is."""
+    if q.shape[1] != k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    if is_causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, -torch.inf)
+    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
+
+
+MADE_OF: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.native_layer_norm.default: _layer_norm,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+}
 
 
 def _python_frames() -> Iterator[tuple[str, int]]:

@@ -22,8 +22,10 @@ from .answers import Answer, Answers, asked, finite
 from .bounded import Bounded
 from .dtypes import DTYPES, unit_roundoff
 from .environment import environment
-from .in_jax import jax_side
-from .sides import INPUT, WEIGHT, Side, cast
+from .in_jax import anew, jax_side
+from .programs import loaded
+from .session import SESSION
+from .sides import INPUT, NO_TAPS, TAP, WEIGHT, Side, cast
 from .tolerances import PORT_FACTOR
 from .verdicts import PASSING, Report, Row, judge
 from .weights import WeightMap, back, carried, checked, doubts, guessed
@@ -40,21 +42,24 @@ def compare(
     *,
     weights: WeightMap | None = None,
     oracle: Callable[..., Any] | None = None,
+    taps: Mapping[str, str] = NO_TAPS,
     dtypes: Sequence[str] = ("float32",),
     seed: int = 0,
 ) -> Report:
     """Compare a port in JAX with its original in PyTorch.
 
     Args:
-        jax_program: A function, a `flax.nnx.Module` or a `flax.linen.Module`.
-        torch_program: A function or a `torch.nn.Module`. Outputs of both are arrays or trees of arrays, in one order of
-            axes.
+        jax_program: A function, a `flax.nnx.Module` or a `flax.linen.Module`, or where it is, as "port.py:Attention".
+        torch_program: A function or a `torch.nn.Module`, or where it is. Outputs of both are arrays or trees of arrays,
+            in one order of axes.
         inputs: Arrays by name; floating ones are differentiated. They are passed by these names where a side has such
             parameters, else in this order.
         weights: {JAX's name: (PyTorch's name, "same" or "transpose")}; None guesses it by names and shapes. The report
             says it.
         oracle: Takes the inputs by name, as float64 NumPy arrays, and gives the right outputs; both sides are judged by
             it. Without it the original's float64 run is the truth.
+        taps: {name of what a Flax module sows: name of a PyTorch module}, in the order of the program: compared too, so
+            that the first that differs is known.
         dtypes: In which the sides are judged once they are one function: "float32", "bfloat16", "float16".
         seed: Of the weights, which are drawn anew around those that PyTorch's side has, and of the cotangents.
     Returns:
@@ -64,14 +69,21 @@ def compare(
         TypeError: if a side is none of these.
         ValueError: if the weights do not fit each other, or the oracle's outputs those of the original.
     """
-    from .in_torch import torch_side
-
     _check_dtypes(dtypes)
     inputs = {name: np.asarray(array) for name, array in inputs.items()}
-    port, original = jax_side(jax_program, inputs), torch_side(torch_program)
+    name, original = SESSION.name(), None
     with _precisely():
-        answers = asked(original, inputs, dtypes, seed, oracle)
-        return _report(_Port(port, weights, answers), original)
+        if SESSION.replay:
+            answers = Answers.load(SESSION.replay / f"{name}.npz")
+            answers.check_inputs(inputs)
+        else:
+            original = _original(torch_program, taps)
+            answers = asked(original, inputs, dtypes, seed, oracle)
+        if SESSION.record:
+            answers.save(SESSION.record / f"{name}.npz")
+        side = jax_side(_program(jax_program), inputs, {a: a for a in taps})
+        port = _Port(side, weights, answers)
+        return SESSION.kept(_report(port, original), name)
 
 
 def record(
@@ -84,12 +96,11 @@ def record(
     seed: int = 0,
 ) -> None:
     """Write to an npz file what a port is judged by, so that `replay` needs no PyTorch. Arguments are `compare`'s."""
-    from .in_torch import torch_side
-
     _check_dtypes(dtypes)
     inputs = {name: np.asarray(array) for name, array in inputs.items()}
     with _precisely():
-        asked(torch_side(torch_program), inputs, dtypes, seed, oracle).save(Path(path))
+        original = _original(torch_program)
+        asked(original, inputs, dtypes, seed, oracle).save(Path(path))
 
 
 def replay(jax_program: Any, path: Path, *, weights: WeightMap | None = None) -> Report:
@@ -100,9 +111,20 @@ def replay(jax_program: Any, path: Path, *, weights: WeightMap | None = None) ->
     """
     answers = Answers.load(Path(path))
     with _precisely():
-        return _report(
-            _Port(jax_side(jax_program, answers.inputs), weights, answers), None
+        side = jax_side(_program(jax_program), answers.inputs)
+        return SESSION.kept(
+            _report(_Port(side, weights, answers), None), SESSION.name()
         )
+
+
+def _program(program: Any) -> Any:
+    return loaded(program) if isinstance(program, str) else program
+
+
+def _original(program: Any, taps: Mapping[str, str] = NO_TAPS) -> Side:
+    from .in_torch import torch_side
+
+    return torch_side(_program(program), taps)
 
 
 def _check_dtypes(dtypes: Sequence[str]) -> None:
@@ -125,13 +147,25 @@ def _report(port: _Port, original: Side | None) -> Report:
         }
         outputs = [name for name in port.answers.cotangents if name in wrong]
         if outputs and original:
-            from .diagnosis import diagnosed
-
-            causes = diagnosed(port.side, original, port.names, port.answers, outputs)
-        elif wrong and not outputs:
+            causes = _diagnosed(port, original, outputs)
+        tapped = [name for name in outputs if name.startswith(TAP)]
+        if tapped:
+            causes.insert(0, f"the first that differs: {tapped[0]}")
+        if any(row.ratio_b > 1 and row.verdict != "CONTRACT" for row in rows):
+            causes.append("the original is not what the oracle says")
+        if wrong and not outputs:
             causes = ["outputs agree: look for what stops or changes a gradient"]
     title = f"{port.side.source} | {port.answers.source}"
     return Report(title, tuple(rows), tuple(causes), port.notes, environment())
+
+
+def _diagnosed(port: _Port, original: Side, outputs: list[str]) -> list[str]:
+    from .diagnosis import diagnosed
+
+    try:
+        return diagnosed(port.side, original, port.names, port.answers, outputs)
+    except Exception as error:  # Of anybody's code, operation by operation.
+        return [f"no cause was found: {type(error).__name__}: {error}"]
 
 
 @contextmanager
@@ -157,11 +191,18 @@ class _Port:
     """A port, and the numbers of an original in its layout."""
 
     def __init__(self, side: Side, names: WeightMap | None, answers: Answers) -> None:
+        theirs = answers.weights
+        used = {b for b, _ in names.values()} if names else set()
+        learning = {
+            n: w for n, w in theirs.items() if n in used or n not in answers.frozen
+        }
+        if names or len(side.weights) == len(learning):
+            theirs = learning
         if names is None:
-            self.names = guessed(side.weights, answers.weights)
-            unsure = doubts(self.names, side.weights, answers.weights)
+            self.names = guessed(side.weights, theirs)
+            unsure = doubts(self.names, side.weights, theirs)
         else:
-            self.names, unsure = checked(names, side.weights, answers.weights), {}
+            self.names, unsure = checked(names, side.weights, theirs), {}
         self.side, self.answers = side, answers
         self.notes = tuple(
             f"weight {a} is {b}, {how}{unsure.get(a, '')}"
@@ -178,9 +219,10 @@ class _Port:
         arrays = {
             name: jnp.asarray(x) for name, x in cast(self.numbers, "float32").items()
         }
-        ours = jax.eval_shape(
-            lambda given: self.side.function("float32")(**given), arrays
-        )
+        with anew():
+            ours = jax.eval_shape(
+                lambda given: self.side.function("float32")(**given), arrays
+            )
         shapes = (
             {name: tuple(x.shape) for name, x in outputs.items()}
             for outputs in (ours, self.answers.cotangents)
@@ -203,6 +245,8 @@ class _Port:
         for dtype, tensors in self.answers.tensors.items():
             ours = self._run(dtype, dtype)
             for name, answer in tensors.items():
+                if name not in ours:
+                    continue  # The gradient of what is a constant here.
                 row = _judged(name, ours[name], answer, dtype)
                 if dtype == "float32":
                     rows.append(_same(name, doubles[dtype][name], answer, row.verdict))
@@ -224,7 +268,7 @@ def _same(name: str, double: np.ndarray, answer: Answer, in_float32: str) -> Row
     row = _judged(name, double, answer._replace(rounded=answer.double), "float64")
     if row.verdict == "DIVERGE" and in_float32 in PASSING:
         reason = "A computes in float32, whatever it is given"
-        return replace(row, verdict="AGREE", reason=reason)
+        return replace(row, verdict="AGREE", reason=reason, where="", errors=None)
     return row
 
 

@@ -7,21 +7,37 @@ input and other state that is floating is float64, and PyTorch's side computes i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from .dtypes import DTYPES, Arrays, Function
 
-__all__ = ["INPUT", "WEIGHT", "Side", "bound", "called", "cast", "named", "source_of"]
+__all__ = [
+    "BUFFER",
+    "INPUT",
+    "NO_TAPS",
+    "TAP",
+    "WEIGHT",
+    "Side",
+    "bound",
+    "called",
+    "cast",
+    "named",
+    "of_kind",
+    "source_of",
+]
 
 
 # What an array of a call is, before its name.
-INPUT, WEIGHT = "input ", "weight "
+INPUT, WEIGHT, BUFFER, TAP = "input ", "weight ", "buffer ", "tap "
+NO_TAPS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -31,31 +47,39 @@ class Side:
     Args:
         weights: By their names there ("attn/query/kernel", "attn.q_proj.weight"), in the dtype they were made in.
         call: Takes arrays of the framework: weights, inputs, and a dtype for what else is floating; gives any tree of
-            outputs.
+            outputs, and what was tapped on the way, by name.
         source: Where it is defined, for the report.
         cast: An output in a dtype.
         run: The framework's runner, which takes a function, inputs, cotangents and the names of what to differentiate.
+        taps: What is to be tapped, its name here by its name in the report.
+        buffers: Other arrays that it has and nobody differentiates; they are given with the weights.
+        frozen: Weights that do not learn, and may be a constant of the other side.
     """
 
     weights: Arrays
-    call: Callable[[dict[str, Any], dict[str, Any], str], Any]
+    call: Callable[[dict[str, Any], dict[str, Any], str], tuple[Any, dict[str, Any]]]
     source: str
     cast: Callable[[Any, str], Any]
     run: Callable[[Function, Arrays, Arrays, tuple[str, ...]], dict[str, np.ndarray]]
+    taps: Mapping[str, str]
+    buffers: Arrays = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
 
     def function(self, dtype: str) -> Callable[..., dict[str, Any]]:
         """Of arrays named as what they are; its outputs, whole numbers and truth values too, are in the dtype."""
 
         def function(**arrays: Any) -> dict[str, Any]:
-            weights, inputs = (
-                {
-                    name.removeprefix(kind): x
-                    for name, x in arrays.items()
-                    if name.startswith(kind)
-                }
-                for kind in (WEIGHT, INPUT)
+            weights, buffers, inputs = (
+                of_kind(arrays, kind) for kind in (WEIGHT, BUFFER, INPUT)
             )
-            outputs = named(self.call(weights, inputs, dtype))
+            tree, tapped = self.call({**weights, **buffers}, inputs, dtype)
+            for name in self.taps.values():
+                if name not in tapped:
+                    raise ValueError(
+                        f"`taps` must name what {self.source} has, {', '.join(tapped) or 'nothing'}; got {name!r}."
+                    )
+            taps = {TAP + name: tapped[own] for name, own in self.taps.items()}
+            outputs = {**taps, **named(tree)}
             return {name: self.cast(x, dtype) for name, x in outputs.items()}
 
         return function
@@ -64,13 +88,26 @@ class Side:
         self, numbers: Arrays, cotangents: Arrays, dtype: str, held: str
     ) -> dict[str, np.ndarray]:
         """Outputs and gradients of a run in `dtype`, on numbers that `held` holds."""
-        learnt = tuple(n for n, x in numbers.items() if x.dtype in DTYPES.values())
+        learnt = tuple(
+            name
+            for name, x in numbers.items()
+            if x.dtype in DTYPES.values() and not name.startswith(BUFFER)
+        )
         given = (cast(cast(x, held), dtype) for x in (numbers, cotangents))
         found = self.run(self.function(dtype), *given, learnt)
         return {
             name.replace(f"d_{WEIGHT}", "d_").replace(f"d_{INPUT}", "d_"): x
             for name, x in found.items()
         }
+
+
+def of_kind(arrays: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Those whose names begin so, without it."""
+    return {
+        name.removeprefix(kind): x
+        for name, x in arrays.items()
+        if name.startswith(kind)
+    }
 
 
 def cast(arrays: Arrays, dtype: str) -> dict[str, np.ndarray]:
@@ -82,26 +119,29 @@ def cast(arrays: Arrays, dtype: str) -> dict[str, np.ndarray]:
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """The arrays of any tree of outputs, under the path that leads to each."""
+    """The arrays of any tree of outputs, under the path that leads to each; "out" if it is an array itself."""
+    return {"/".join(path) or "out": array for path, array in _leaves(tree)}
+
+
+def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
-        return {"out": tree}
+        yield (), tree
+        return
     if isinstance(tree, Mapping):
         items = tree.items()
     elif isinstance(tree, (tuple, list)):
         items = enumerate(tree)
     elif tree is None:
-        return {}
+        return
     elif hasattr(tree, "__dataclass_fields__"):
         items = ((name, getattr(tree, name)) for name in tree.__dataclass_fields__)
     else:
         raise TypeError(
             f"an output must be an array or a tree of arrays, got {type(tree).__name__}."
         )
-    flat = {}
     for key, value in items:
-        for name, array in named(value).items():
-            flat[str(key) if name == "out" else f"{key}/{name}"] = array
-    return flat
+        for path, array in _leaves(value):
+            yield (str(key), *path), array
 
 
 def called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -136,6 +176,8 @@ def bound(function: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 def source_of(thing: Any) -> str:
     """Its name and line."""
+    while isinstance(thing, partial):
+        thing = thing.func
     name = getattr(thing, "__name__", type(thing).__name__)
     try:
         file, line = inspect.getsourcefile(thing), inspect.getsourcelines(thing)[1]

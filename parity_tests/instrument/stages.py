@@ -24,6 +24,7 @@ __all__ = [
     "Region",
     "Stage",
     "diverging",
+    "leading_to",
     "line_of",
     "near",
     "same_numbers",
@@ -42,6 +43,8 @@ LIBRARIES = (
 HERE = f"{Path(__file__).parent}/"
 # Axes whose orders are all tried, and numbers of an array that are compared with others.
 MOST_AXES, MOST_NUMBERS = 5, 2**20
+# Of the largest number: what a long sum may cost in float64, so that no finer comparison would tell.
+LEAST_SHARE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +58,17 @@ class Stage:
 
     @cached_property
     def sorted(self) -> np.ndarray:
-        return np.sort(self.value, axis=None)
+        """Complex numbers have no order; their sizes have one."""
+        complex_ = self.value.dtype.kind == "c"
+        return np.sort(np.abs(self.value) if complex_ else self.value, axis=None)
 
     @cached_property
     def tells(self) -> bool:
         """Whether it holds enough to be told from another: several numbers, and more than two different ones."""
         if self.value.dtype.kind == "b" or not 3 <= self.value.size <= MOST_NUMBERS:
             return False
-        inside = self.value[
-            (self.value > self.value.min()) & (self.value < self.value.max())
-        ]
-        return inside.size > 0
+        x = np.ascontiguousarray(self.value).view(np.float64)
+        return bool(((x > x.min()) & (x < x.max())).any())
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,14 @@ class Region:
 
 
 def wide(value: np.ndarray) -> np.ndarray:
-    """In float64. What is beyond HUGE stands for minus infinity, as which some write the least number there is."""
+    """In float64, complex numbers of two such.
+
+    What is beyond HUGE stands for minus infinity, as which some write the least number there is.
+    """
     if value.dtype.kind == "b":
         return value
+    if value.dtype.kind == "c":
+        return value.astype(np.complex128)
     value = value.astype(np.float64)
     return np.where(np.abs(value) > HUGE, np.copysign(np.inf, value), value)
 
@@ -112,47 +120,96 @@ def line_of(frames: Iterable[tuple[str, int]]) -> str:
 # --------------------------------------------------------------------------- comparison
 
 
-def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
+def same_numbers(a: np.ndarray, b: np.ndarray, share: float = STAGE_SHARE) -> bool:
     """Whether two arrays are one, up to rounding, in some order of their axes and however these are split."""
     if a.size != b.size or a.size == 0:
         return False
     flat, x = b.reshape(-1), a.squeeze()
-    orders = (
-        itertools.permutations(range(x.ndim))
-        if x.ndim <= MOST_AXES
-        else [range(x.ndim)]
+    if near(x.reshape(-1), flat, share):
+        return True
+    turned = (x.transpose(order) for order in _orders(x.ndim))
+    if not any(near(y.reshape(-1), flat, share) for y in turned):
+        return False
+    # Distances from i to j are those from j to i but for their sign: in another order of axes they are not the same.
+    return not any(
+        near(-y, x, share)
+        for y in (x.transpose(order) for order in _orders(x.ndim))
+        if y.shape == x.shape
     )
-    return any(near(x.transpose(order).reshape(-1), flat) for order in orders)
 
 
-def near(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equal but for STAGE_SHARE of the largest number."""
+def _orders(axes: int) -> Iterable[tuple[int, ...]]:
+    """But for their own."""
+    found = itertools.permutations(range(axes)) if axes <= MOST_AXES else ()
+    return itertools.islice(found, 1, None)
+
+
+def near(a: np.ndarray, b: np.ndarray, share: float = STAGE_SHARE) -> bool:
+    """Equal but for a share of the largest number."""
     sizes = np.abs(b[np.isfinite(b)])
-    share = STAGE_SHARE * (sizes.max() if sizes.size else 0.0)
+    error = share * (sizes.max() if sizes.size else 0.0)
     with np.errstate(invalid="ignore"):
-        return bool(((a == b) | (np.abs(a - b) <= share)).all())
+        return bool(((a == b) | (np.abs(a - b) <= error)).all())
 
 
 def diverging(
     a: Recording, b: Recording, outputs: Iterable[str]
 ) -> tuple[Region, Region]:
-    """Where the two sides part on the way to these outputs."""
-    pairs = [
-        (i, j)
-        for i, j in itertools.product(range(len(a.stages)), range(len(b.stages)))
-        if _alike(a.stages[i], b.stages[j])
-    ]
+    """Where the two sides part on the way to these outputs, which differ."""
     outputs = list(outputs)
+    ends = [
+        (a.stages[a.outputs[name]].value, b.stages[b.outputs[name]].value)
+        for name in outputs
+    ]
+    share = STAGE_SHARE
+    # Of a fault that is smaller than that, the stages before differ by no more either.
+    while share > LEAST_SHARE and all(near(x, y, share) for x, y in ends):
+        share /= 10
+    pairs = _counterparts(a, b, outputs, share)
     return (
         _region(a, {i for i, _ in pairs}, outputs),
         _region(b, {j for _, j in pairs}, outputs),
     )
 
 
-def _alike(a: Stage, b: Stage) -> bool:
-    if not (a.tells and b.tells) or a.value.size != b.value.size:
+def leading_to(recording: Recording, stages: Iterable[int]) -> set[int]:
+    """These and all that they were computed from."""
+    found, left = set(), list(stages)
+    while left:
+        at = left.pop()
+        if at not in found:
+            found.add(at)
+            left += recording.stages[at].parents
+    return found
+
+
+def _counterparts(
+    a: Recording, b: Recording, outputs: list[str], share: float
+) -> list[tuple[int, int]]:
+    """Of the stages that lead to these outputs: what is computed and not used is not part of the program."""
+    ours, theirs = (
+        [
+            at
+            for at in sorted(leading_to(side, [side.outputs[n] for n in outputs]))
+            if side.stages[at].tells
+        ]
+        for side in (a, b)
+    )
+    sizes: dict[int, list[int]] = {}
+    for j in theirs:
+        sizes.setdefault(b.stages[j].value.size, []).append(j)
+    return [
+        (i, j)
+        for i in ours
+        for j in sizes.get(a.stages[i].value.size, ())
+        if _alike(a.stages[i], b.stages[j], share)
+    ]
+
+
+def _alike(a: Stage, b: Stage, share: float) -> bool:
+    if a.value.dtype != b.value.dtype or not near(a.sorted, b.sorted, share):
         return False
-    return near(a.sorted, b.sorted) and same_numbers(a.value, b.value)
+    return same_numbers(a.value, b.value, share)
 
 
 def _region(recording: Recording, matched: set[int], outputs: Iterable[str]) -> Region:

@@ -11,13 +11,17 @@ __all__ = [
     "COST_RUNS",
     "EXPLAINS",
     "FEW",
+    "FEW_RUNS",
     "FUNCTION_UNITS",
+    "GREW",
     "HALF_UNITS",
     "HUGE",
     "ORACLE_SHARE",
+    "ORDINARY",
     "PEER_FACTOR",
     "PEER_FLOOR_SHARE",
     "PEER_FLOOR_UNITS",
+    "PLAIN_UNITS",
     "PORT_FACTOR",
     "STAGE_SHARE",
     "TANH_UNITS",
@@ -62,5 +66,14 @@ STAGE_SHARE = 2e-5
 EXPLAINS = 1e-3
 # What is written for minus infinity is finite in some programs: -1e9, the least float32 or half of it.
 HUGE = 1e8
-# The largest error of fewer numbers than these is a matter of luck.
-FEW = 16
+# The largest error of fewer numbers than these is a matter of luck: that of so many times as many runs is less so.
+FEW, FEW_RUNS = 16, 4
+
+# A recorded error grew if it is so many times what it was: sums in another order, as of another compiler, may double
+# it.
+GREW = 2.0
+# An error counts as at least an honest one, of which its bound is PORT_FACTOR times: less may have been luck.
+ORDINARY = 1 / PORT_FACTOR
+# Between two files nothing is known but the numbers: a sum of a thousand terms is off by about sqrt(1000) roundings
+# of the largest number.
+PLAIN_UNITS = 32

@@ -11,8 +11,9 @@ INVALID            nothing was compared: empty, constant, not finite, or less th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -42,6 +43,8 @@ VERDICTS = (
 PASSING = ("EQUAL", "AGREE")
 # Of a report that is printed; the worst if there are more.
 MOST_ROWS = 12
+# Of rows that are wrong, those of which it is said where; and of an axis, how many pieces.
+MOST_WHERES, MOST_PIECES = 2, 4
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Row:
 
     `error_a` and `error_b` are the largest absolute errors, `apart` the largest difference of the sides; `ratio_a` and
     `ratio_b` the largest errors as multiples of their bound, so at most 1 is right; `peer` how many times worse A is.
+    `where` says in which part of the tensor a side is wrong, and `errors` has the larger error of every number that is
+    beyond its bound, and 0 for others.
     """
 
     name: str
@@ -62,17 +67,24 @@ class Row:
     ratio_b: float = 0.0
     peer: float = 0.0
     reason: str = ""
+    where: str = ""
+    errors: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found: a row for each tensor, what may have caused it, and what else is to be known."""
+    """What was found.
+
+    A row for each tensor, what may have caused a difference, what else is to be known, where it was made, and the
+    arguments of the command that makes it again.
+    """
 
     title: str
     rows: tuple[Row, ...]
     causes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    again: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -83,6 +95,14 @@ class Report:
     @property
     def passed(self) -> bool:
         return self.verdict in PASSING
+
+    def wrong(self) -> list[Row]:
+        """The first row of every tensor in which it is known where it is wrong."""
+        first: dict[str, Row] = {}
+        for row in self.rows:
+            if row.where:
+                first.setdefault(row.name.rpartition(" ")[0] or row.name, row)
+        return [*first.values()]
 
     def check(self) -> None:
         if not self.passed:
@@ -97,14 +117,37 @@ class Report:
         head = f"{'tensor':<{width}} {'|A-true|':>9} {'|B-true|':>9} {'bound':>9}"
         head += f" {'A/bound':>8} {'B/bound':>8} {'A:B':>7}  verdict"
         lines = [f"PARITY {self.verdict}  {self.title}  (A = jax, B = torch)"]
-        lines += [*self.causes, head]
+        lines += [*self.causes, *self._wheres(), head]
         lines += [
             f"{r.name:<{width}} {r.error_a:9.1e} {r.error_b:9.1e} {r.bound:9.1e}"
             f" {r.ratio_a:8.2g} {r.ratio_b:8.2g} {r.peer:7.2g}  {r.verdict} {r.reason}"
             for r in shown
         ]
         lines += [f"and {left} tensors no worse"] if left else []
-        return "\n".join(line.rstrip() for line in [*lines, *self.notes])
+        lines += [*self.notes, *self._made()]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def save(self, path: Path | str) -> None:
+        """To a file whose name says as what: .html, .json, .xml (JUnit), .py (a script that runs it again) or .txt."""
+        from .reports import saved
+
+        saved(self, Path(path))
+
+    def _wheres(self) -> Iterator[str]:
+        """Of outputs, or of gradients if outputs are right."""
+        wrong = self.wrong()
+        outputs = [row for row in wrong if not row.name.startswith("d_")]
+        for row in (outputs or wrong)[:MOST_WHERES]:
+            yield f"{row.name}: {row.where}"
+
+    def _made(self) -> Iterator[str]:
+        sides = [side for side in ("JAX", "PyTorch") if side in self.environment]
+        if sides:
+            yield "; ".join(
+                f"{side} {self.environment[side]}, matrix products "
+                f"{self.environment.get(f'{side}, matrix products', 'none')}"
+                for side in sides
+            )
 
 
 def judge(
@@ -141,20 +184,46 @@ def judge(
         np.where(there, np.abs(side.astype(np.float64) - truth.value), 0.0)
         for side in (a, b)
     ]
-    ratios = [_largest_ratio(error, bound) for error in errors]
+    over = [_over(error, bound) for error in errors]
+    ratios = [float(x.max()) for x in over]
     floor = PEER_FLOOR_UNITS * unit_roundoff(dtype) * np.abs(truth.value[there]).max()
     peer = 1.0
     if peers and compute != np.float64:
         peer = _peer_ratio(*errors, np.maximum(PEER_FLOOR_SHARE * bound, floor))
     gap = np.where(there, np.abs(a.astype(np.float64) - b.astype(np.float64)), 0.0)
-    together = _largest_ratio(gap, 2 * bound) <= 1
+    together = _over(gap, 2 * bound).max() <= 1
     same = np.array_equal(a, b, equal_nan=True)
     verdict = _verdict(same, *ratios, peer, together)
     if compute == np.float64 and verdict in ("A_WORSE", "B_WORSE"):
         # Nothing but another formula is that far off in float64.
         verdict = "DIVERGE"
     largest = [float(x.max()) for x in (*errors, gap, bound)]
-    return Row(name, verdict, *largest, *ratios, peer)
+    excess = np.maximum(*over)
+    where = "" if verdict in PASSING else _where(excess, a, b, truth.value)
+    wrong = np.where(excess > 1, np.maximum(*errors), 0.0).astype(np.float32)
+    return Row(name, verdict, *largest, *ratios, peer, where=where, errors=wrong)
+
+
+def _where(excess: np.ndarray, a: np.ndarray, b: np.ndarray, truth: np.ndarray) -> str:
+    """Which numbers are beyond their bound, along every axis that has others too, and the worst of them."""
+    bad = excess > 1
+    parts = [f"{100 * bad.mean():.3g} % of the numbers"] if bad.any() else []
+    for axis, size in enumerate(bad.shape):
+        at = np.flatnonzero(bad.any(tuple(k for k in range(bad.ndim) if k != axis)))
+        if 0 < len(at) < size:
+            parts.append(f"axis {axis} at {_pieces(at)} of {size}")
+    worst = tuple(int(i) for i in np.unravel_index(excess.argmax(), excess.shape))
+    numbers = (f"{float(x[worst]):.6g}" for x in (a, b, truth))
+    parts.append("worst {}: A {}, B {}, true {}".format(list(worst), *numbers))
+    return "; ".join(parts)
+
+
+def _pieces(at: np.ndarray) -> str:
+    """As 0-3, 8."""
+    pieces = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
+    said = [f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in pieces]
+    more = [f"and {len(said) - MOST_PIECES} more pieces"][: len(said) > MOST_PIECES]
+    return ", ".join(said[:MOST_PIECES] + more)
 
 
 def _verdict(
@@ -215,12 +284,10 @@ def _half_step_at_zero(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2
 
 
-def _largest_ratio(error: np.ndarray, bound: np.ndarray) -> float:
-    with np.errstate(
-        divide="ignore"
-    ):  # An error where the bound is 0 is infinitely too large.
-        ratio = np.divide(error, bound, out=np.zeros_like(error), where=error > 0)
-    return float(ratio.max())
+def _over(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """As multiples of the bound; an error where that is 0 is infinitely too large."""
+    with np.errstate(divide="ignore"):
+        return np.divide(error, bound, out=np.zeros_like(error), where=error > 0)
 
 
 def _peer_ratio(error_a: np.ndarray, error_b: np.ndarray, floor: np.ndarray) -> float:
