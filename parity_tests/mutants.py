@@ -25,7 +25,7 @@ from .implementations import cut_into
 from .instrument import run
 from .schemes import IMPLEMENTED, pairs
 
-__all__ = ["MUTANTS", "Kill", "Mutant", "kill"]
+__all__ = ["MUTANTS", "Kill", "Mutant", "kill", "mutated"]
 
 # In this order: is it another function, is it a worse one in float32, is it one in low precision?
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -55,7 +55,7 @@ class Kill:
 def kill(mutant: Mutant) -> Kill | None:
     """Run the mutant's pair, from the plainest question on; None if it survives."""
     cut = mutant.pair.startswith(tuple(IMPLEMENTED))
-    with _mutated(mutant) as package, cut_into(4, package) if cut else nullcontext():
+    with mutated(mutant) as package, cut_into(4, package) if cut else nullcontext():
         if mutant.file.startswith("posenc_jax"):
             pair = pairs(package, posenc_torch)[mutant.pair]
         else:
@@ -73,7 +73,7 @@ def kill(mutant: Mutant) -> Kill | None:
 
 
 @contextmanager
-def _mutated(mutant: Mutant) -> Iterator[ModuleType]:
+def mutated(mutant: Mutant) -> Iterator[ModuleType]:
     package, file = mutant.file.split("/", 1)
     origin = Path(sys.modules[package].__file__).parent
     name = f"{package}_mutant"

@@ -509,6 +509,49 @@ def test_baseline_of_a_worker(tmp_path):
     ]
 
 
+# ------------------------------------------------------------------------ check, lint
+
+BY_HALVES = f"{__name__}:rope_by_halves"
+
+
+def rope_by_halves(x, positions):
+    """As many have it: angles of positions in bfloat16, by a product of matrices."""
+    frequencies = 10_000.0 ** -jnp.linspace(0, 1, 4, endpoint=False)
+    angles = positions.astype(jnp.bfloat16)[:, None] @ frequencies[None].astype(
+        "bfloat16"
+    )
+    cos, sin = (f(angles).astype(x.dtype)[:, None] for f in (jnp.cos, jnp.sin))
+    return posenc_jax.apply_rope(x, cos[:, 0], sin[:, 0])
+
+
+def test_command_lints(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["lint", f"{__name__}:rope_jax", *ROPE]) == 0
+    assert main(["lint", BY_HALVES, *ROPE, "--report", str(page)]) == 1
+    printed = capsys.readouterr().out
+    assert "angle-products   CONTRACT  test_commands.py:" in printed
+    assert "angle-precision  CONTRACT  test_commands.py:" in printed
+    assert "angle-products" in page.read_text()
+    assert "the port in JAX" not in page.read_text()
+
+
+@pytest.mark.parametrize("law", ["shift", "norm"])
+def test_command_checks(law, capsys):
+    assert main(["check", f"{__name__}:rope_jax", *ROPE, "--that", law]) == 0
+    assert main(["check", f"{__name__}:rope_torch", *ROPE, "--that", law]) == 0
+    assert f"{law}  AGREE" in capsys.readouterr().out
+    assert main(["check", BY_HALVES, *ROPE, "--that", law]) == 1
+
+
+def test_command_checks_what_is_promised(capsys):
+    assert main(["check", f"{__name__}:rope_jax", *ROPE]) == 0
+    printed = capsys.readouterr().out
+    assert "CHECK AGREE  rope_jax (test_commands.py:" in printed
+    assert "packed  AGREE" in printed
+    assert "norm" not in printed
+    assert main(["check", BY_HALVES, *ROPE, "--that", "weight"]) == 2
+
+
 # ----------------------------------------------------------------------------- doctor
 
 

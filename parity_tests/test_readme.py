@@ -76,7 +76,7 @@ def test_scheme_table_names_every_function():
 def test_outputs_and_tables_are_filled():
     """What a marker stands for follows it: a block with lines, or a table with rows."""
     parts = re.split(r"^<!-- (?:output|table): \w+ -->\n", readme(), flags=re.M)[1:]
-    assert len(parts) == 13
+    assert len(parts) == 14
     for part in parts:
         filled = part.partition("\n\n#")[0]
         assert len(re.findall(r"^[^`\n<].*", filled, re.M)) >= 1

@@ -89,18 +89,22 @@ def explained(
     causes: list[Cause] = []
     before, until = error({}), time.monotonic() + MOST_SECONDS
     parted = Parted(original, region, port, parting)
+    if not np.isfinite(before):
+        return []
     faults = {at: _first(faults_of(parted, at)) for at in _nearest_first(parted)}
-    able: dict[str, list[int]] = {}
-    for at, found in faults.items():
-        for words in found:
-            able.setdefault(words, []).append(at)
     tried: set[tuple[str, tuple[int, ...]]] = set()
     for at, words, ours in _likeliest_first(parted, faults):
-        for stages in _together(parted, at, able[words]):
-            if (words, stages) in tried or time.monotonic() > until:
+        change = faults[at][words]
+        for stages in _together(parted, at, [*faults]):
+            changes = {
+                i: faults[i].get(words) or _there(original, change, at, i)
+                for i in stages
+            }
+            changes = {i: c for i, c in sorted(changes.items()) if c}
+            if (words, (*changes,)) in tried or time.monotonic() > until:
                 continue
-            tried.add((words, stages))
-            after = error({i: faults[i][words] for i in stages})
+            tried.add((words, (*changes,)))
+            after = error(changes)
             if after < max(EXPLAINS * before, min(IN_FLOAT32, before / CLEARLY)):
                 causes.append(Cause(words, original.stages[at], ours, before, after))
                 until = min(until, time.monotonic() + MORE_SECONDS)
@@ -109,6 +113,17 @@ def explained(
     for cause in sorted(causes, key=_plainness):
         plain.setdefault(cause.words.split(",")[0], cause)
     return [*plain.values()][:SAID]
+
+
+def _there(recording: Recording, change: Change, at: int, other: int) -> Change | None:
+    """The change of a stage in another, if it is of no more than the stage and what that is made of.
+
+    In a second layer the port has other numbers, so they suggest nothing there.
+    """
+    here, there = ((i, *recording.stages[i].parents) for i in (at, other))
+    if len(here) != len(there) or not {*change.of} <= {*here}:
+        return None
+    return Change(tuple(there[here.index(i)] for i in change.of), change.apply)
 
 
 def _first(found: Iterator[tuple[str, Change]]) -> dict[str, Change]:
@@ -154,8 +169,8 @@ class _Held:
         if not self.stages:
             return None
         sums = np.array(_sums(value))
-        off = np.abs(self.sums - sums) <= STAGE_SHARE * (1 + sums[1])
-        for i in np.flatnonzero(off.all(1)):
+        same = np.abs(self.sums - sums) <= STAGE_SHARE * (1 + sums[1])
+        for i in np.flatnonzero(same.all(1)):
             if same_numbers(self.stages[i].value, value):
                 return self.stages[i]
         return None
@@ -166,19 +181,13 @@ def _sums(x: np.ndarray) -> tuple[float, float, int]:
     return float(there.real.sum()), float(np.abs(there).sum()), x.size
 
 
-def _together(parted: Parted, at: int, able: list[int]) -> Iterator[tuple[int, ...]]:
-    """In which stages a fault may be at once: this alone, this line, all that are made in the same way.
-
-    Args:
-        parted: The sides.
-        at: The stage.
-        able: All that may have it.
-    """
-    yield (at,)
+def _together(parted: Parted, at: int, all_of_them: list[int]) -> Iterator[list[int]]:
+    """In which stages a fault may be at once: this alone, this line, all that are made in the same way."""
+    yield [at]
     # A line is run for queries and for keys, or in every layer; a sine is what its cosine is.
     lines = {parted.lines[i] for i in (at, *parted.partners.get(at, ()))}
-    yield tuple(i for i in able if parted.lines[i] in lines)
-    yield tuple(i for i in able if parted.steps[i] == parted.steps[at])
+    yield [i for i in all_of_them if parted.lines[i] in lines]
+    yield [i for i in all_of_them if parted.steps[i] == parted.steps[at]]
 
 
 def _plainness(cause: Cause) -> int:

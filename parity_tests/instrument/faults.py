@@ -58,6 +58,21 @@ class Parted:
     parting: Region
 
     @cached_property
+    def known(self) -> set[int]:
+        """The last stages that both have, and what they are copies of."""
+        found, left = set(), [*self.region.known]
+        while left:
+            at = left.pop()
+            stage = self.original.stages[at]
+            found.add(at)
+            left += [
+                i
+                for i in stage.parents
+                if i not in found and _is_copy(self.original.stages[i], stage)
+            ]
+        return found
+
+    @cached_property
     def before(self) -> tuple[int, ...]:
         return tuple(sorted(leading_to(self.original, self.region.known)))
 
@@ -159,7 +174,7 @@ def faults_of(parted: Parted, at: int) -> Found:
     parents = [(i, parted.original.stages[i]) for i in stage.parents]
     if any(_is_copy(parent, stage) for _, parent in parents):
         return  # Nothing is to be said that was not said of what it is a copy of.
-    parts, known = at in parted.region.parting, at in parted.region.known
+    parts, known = at in parted.region.parting, at in parted.known
     alone: list[Iterable[Applied]] = [_narrowed(value), _shifted(value), _turned(value)]
     yield from _of_another_eps(stage, parents, parted.added)
     yield from _reshaped(stage, parents)
@@ -389,7 +404,10 @@ def _through(dtype: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _shifted(value: np.ndarray) -> Iterator[Applied]:
-    """Positions, angles, or what else grows evenly along an axis."""
+    """Positions, angles, or what else grows evenly along an axis; positions too that do not, as whole numbers."""
+    if value.dtype.kind == "f" and np.isfinite(value).all() and (value % 1 == 0).all():
+        yield "positions after their own by 1", partial(np.add, 1)
+        yield "positions before their own by 1", partial(np.add, -1)
     for axis in range(value.ndim):
         with np.errstate(invalid="ignore"):
             steps = np.diff(value, axis=axis)

@@ -19,7 +19,7 @@ from .dtypes import DTYPES, Arrays, Function
 from .sides import NO_TAPS, Side, bound, called, source_of
 from .stages import Recording, Stage, line_of, wide
 
-__all__ = ["anew", "jax_side", "record_jax", "run_jax"]
+__all__ = ["anew", "frames_of", "jax_side", "record_jax", "run_jax"]
 
 # Of a loop that is recorded step by step: layers, not tokens.
 MOST_STEPS = 64
@@ -221,7 +221,7 @@ def record_jax(
 
         for eqn in jaxpr.eqns:
             read_in = [read(atom) for atom in eqn.invars]
-            where = line_of(_frames_of(eqn)) or outer
+            where = line_of(frames_of(eqn)) or outer
             inner = _inner(eqn)
             if inner is not None:
                 results = run(inner, read_in, where)
@@ -312,7 +312,7 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _frames_of(eqn: Any) -> Iterator[tuple[str, int]]:
+def frames_of(eqn: Any) -> Iterator[tuple[str, int]]:
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback else ():
         yield (

@@ -334,7 +334,11 @@ def _attention(
     if is_causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -torch.inf)
-    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
+    total = torch.logsumexp(scores, -1)
+    weights = torch.softmax(scores, -1)
+    if torch.isneginf(total).any():  # A query that sees no key gets zeros.
+        weights = weights.masked_fill(torch.isneginf(total)[..., None], 0)
+    return weights @ v, total
 
 
 MADE_OF: dict[Any, Callable[..., Any]] = {

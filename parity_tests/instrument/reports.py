@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from .verdicts import PASSING, Report, Row
+from .verdicts import PASSING, Findings, Report, Row
 
 __all__ = ["saved"]
 
@@ -100,6 +100,7 @@ td:first-child, th:first-child, td:last-child, th:last-child { text-align: left 
 pre, code { background: #f4f4f4; padding: .1rem .3rem } pre { padding: .6rem; overflow-x: auto }
 img { max-width: 100% }
 """
+SIDES = "A is the port in JAX, B the original in PyTorch. A number is right if its error is within its bound."
 COLUMNS = {
     "tensor": "name",
     "|A-true|": "error_a",
@@ -115,7 +116,7 @@ def _html(report: Report) -> str:
     text = html.escape
     parts = [
         f"<h1><span {_class(report.passed)}>{report.verdict}</span> {text(report.title)}</h1>",
-        "<p>A is the port in JAX, B the original in PyTorch. A number is right if its error is within its bound.</p>",
+        f"<p>{'' if isinstance(report, Findings) else SIDES}</p>",
         _listed("What explains it", report.causes),
         _listed("Where", [f"{row.name}: {row.where}" for row in report.wrong()]),
         _pictured(report),
@@ -141,16 +142,19 @@ def _listed(title: str, lines: Sequence[str]) -> str:
 
 
 def _table(report: Report) -> str:
-    head = "".join(f"<th>{title}</th>" for title in COLUMNS)
+    columns = COLUMNS
+    if isinstance(report, Findings):
+        columns = {"check": "name", "verdict": "verdict"}
+    head = "".join(f"<th>{title}</th>" for title in columns)
     rows = []
     for row in report.rows:
-        values = (getattr(row, field) for field in COLUMNS.values())
+        values = (getattr(row, field) for field in columns.values())
         cells = [f"{x:.2g}" if isinstance(x, float) else html.escape(x) for x in values]
         cells[-1] = (
             f"<span {_class(row.verdict in PASSING)}>{cells[-1]}</span> {html.escape(row.reason)}"
         )
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<h2>Every tensor</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f"<h2>All of them</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
 def _pictured(report: Report) -> str:

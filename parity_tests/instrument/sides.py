@@ -93,8 +93,11 @@ class Side:
             for name, x in numbers.items()
             if x.dtype in DTYPES.values() and not name.startswith(BUFFER)
         )
-        given = (cast(cast(x, held), dtype) for x in (numbers, cotangents))
-        found = self.run(self.function(dtype), *given, learnt)
+        # What a module keeps is as exact as it keeps it: to round that is its own doing.
+        kept = {name: x for name, x in numbers.items() if name.startswith(BUFFER)}
+        given = cast(cast(numbers, held) | kept, dtype)
+        cots = cast(cast(cotangents, held), dtype)
+        found = self.run(self.function(dtype), given, cots, learnt)
         return {
             name.replace(f"d_{WEIGHT}", "d_").replace(f"d_{INPUT}", "d_"): x
             for name, x in found.items()
@@ -111,11 +114,15 @@ def of_kind(arrays: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def cast(arrays: Arrays, dtype: str) -> dict[str, np.ndarray]:
-    """What is floating in this dtype."""
-    return {
-        name: x.astype(DTYPES[dtype]) if x.dtype in DTYPES.values() else x
-        for name, x in arrays.items()
-    }
+    """What is floating in this dtype, and what is complex in that of two such, or of two of float32."""
+    pairs = np.complex128 if dtype == "float64" else np.complex64
+
+    def held(x: np.ndarray) -> np.ndarray:
+        if x.dtype in DTYPES.values():
+            return x.astype(DTYPES[dtype])
+        return x.astype(pairs) if x.dtype.kind == "c" else x
+
+    return {name: held(x) for name, x in arrays.items()}
 
 
 def named(tree: Any) -> dict[str, Any]:

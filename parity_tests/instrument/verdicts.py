@@ -28,7 +28,7 @@ from .tolerances import (
     UNDERFLOW,
 )
 
-__all__ = ["PASSING", "VERDICTS", "Report", "Row", "judge"]
+__all__ = ["PASSING", "VERDICTS", "Findings", "Report", "Row", "judge"]
 
 VERDICTS = (
     "EQUAL",
@@ -148,6 +148,17 @@ class Report:
                 f"{self.environment.get(f'{side}, matrix products', 'none')}"
                 for side in sides
             )
+
+
+class Findings(Report):
+    """A report of checks of one program: no two sides, so verdicts and reasons alone."""
+
+    def __str__(self) -> str:
+        width = max((len(row.name) for row in self.rows), default=0)
+        rows = sorted(self.rows, key=lambda row: -VERDICTS.index(row.verdict))
+        lines = [f"CHECK {self.verdict}  {self.title}"]
+        lines += [f"{r.name:<{width}}  {r.verdict:<8}  {r.reason}" for r in rows]
+        return "\n".join(line.rstrip() for line in [*lines, *self.notes])
 
 
 def judge(
