@@ -169,6 +169,60 @@ def test_complex_numbers(ours, words):
     named(words, scores(ours), scores(llama_torch), q=Q, k=Q[::-1])
 
 
+class Tabulated(torch.nn.Module):
+    """Rotations that are made before the call, as Llama's first code has them, or as two tables, each pair twice."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        angles = torch.arange(40)[:, None] / 10_000 ** (torch.arange(0, 8, 2) / 8)
+        twice = torch.cat([angles, angles], -1)
+        if kind == "complex":
+            turns = torch.polar(torch.ones_like(angles), angles)
+            self.register_buffer("freqs_cis", turns)
+        else:
+            self.register_buffer("cos", twice.cos())
+            self.register_buffer("sin", twice.sin())
+
+    def forward(self, x):
+        if self.kind == "complex":
+            pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+            return torch.view_as_real(pairs * self.freqs_cis).flatten(-2)
+        first, second = x.chunk(2, -1)
+        return x * self.cos + torch.cat([-second, first], -1) * self.sin
+
+
+@pytest.mark.parametrize("kind", ["complex", "twice"])
+@pytest.mark.parametrize("base", [5e5, 1234.0])
+def test_base_of_ready_made_tables(kind, base):
+    def port(x):
+        angles = jnp.arange(40)[:, None] / base ** (jnp.arange(0, 8, 2) / 8)
+        cos, sin = (f(angles).astype(x.dtype) for f in (jnp.cos, jnp.sin))
+        if kind == "twice":
+            first, second = jnp.split(x, 2, -1)
+            turned = first * cos - second * sin, second * cos + first * sin
+            return jnp.concatenate(turned, -1)
+        first, second = x[..., ::2], x[..., 1::2]
+        turned = first * cos - second * sin, second * cos + first * sin
+        return jnp.stack(turned, -1).reshape(x.shape)
+
+    x = np.random.default_rng(0).normal(size=(3, 40, 8))
+    named(f"base {base:.6g} in place of 10000", port, Tabulated(kind), x=x)
+
+
+def test_positions_that_do_not_follow_each_other():
+    at = np.array([3, 77, 20, 5, 1000], np.int32)
+
+    def port(x, positions):
+        return x * jnp.cos(0.1 * (positions + 1)[:, None])
+
+    def original(x, positions):
+        return x * torch.cos(0.1 * positions[:, None])
+
+    x = np.random.default_rng(0).normal(size=(5, 6))
+    named("positions after their own by 1", port, original, x=x, positions=at)
+
+
 @pytest.mark.parametrize("narrow", [jnp.bfloat16, jnp.float16])
 def test_both_tables_rounded(narrow):
     def port(x):

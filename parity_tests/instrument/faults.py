@@ -190,6 +190,7 @@ def faults_of(parted: Parted, at: int) -> Found:
         yield from _activated(stage, parents)
         yield from _masked(stage, parents)
         yield from _rotated(parted, at)
+        yield from _tabulated(parted, at)
     for words, apply in itertools.chain(*alone):
         yield words, Change((at,), apply)
 
@@ -668,6 +669,51 @@ def _tables(recording: Recording, among: Iterable[int]) -> list[_Tables]:
                 else:
                     add((i, j), cos, sin)
     return [*found.values()]
+
+
+def _tabulated(parted: Parted, at: int) -> Found:
+    """Of tables that the original has ready made, those of another base: of the port's, or a usual one."""
+    stage = parted.original.stages[at]
+    theirs = (_base_and_turns(table) for table in parted.their_tables)
+    bases = dict.fromkeys([*(base for base, _ in filter(None, theirs)), *USUAL_BASES])
+    for table in parted.tables if not stage.parents else ():
+        found = _base_and_turns(table)
+        if at not in table.of or found is None:
+            continue
+        right, turns = found
+        make = np.sin if at == table.of[-1] else np.cos
+        for base in bases:
+            if abs(base / right - 1) < 1e-3:
+                continue
+            power = np.log(base) / np.log(right)
+            others = np.arange(len(turns))[:, None] * turns[1] ** power
+            new = np.exp(1j * others) if len(table.of) == 1 else make(others)
+            words = f"base {base:.6g} in place of {right:.6g}"
+            yield words, Change((at,), partial(_instead, _twice_as(stage.value, new)))
+
+
+def _base_and_turns(table: _Tables) -> tuple[float, np.ndarray] | None:
+    """Of rotations by positions from 0 on, [tokens, pairs], by frequencies base^(-i/pairs)."""
+    if table.cos.ndim != 2 or min(table.cos.shape) < 2:
+        return None
+    frequencies = np.arctan2(table.sin[1], table.cos[1])
+    turns = np.arange(len(table.cos))[:, None] * frequencies
+    if not (near(np.cos(turns), table.cos) and near(np.sin(turns), table.sin)):
+        return None
+    ratio = _ratio(frequencies)
+    if ratio is None or abs(frequencies[0] - 1) > 1e-6:
+        return None
+    return ratio ** -float(len(frequencies)), turns
+
+
+def _twice_as(value: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Each pair once or twice, as the other array has it."""
+    if value.size == table.size:
+        return table.reshape(value.shape)
+    first, second = np.split(value.squeeze(), 2, -1)
+    if near(first, second):
+        return np.concatenate([table, table], -1).reshape(value.shape)
+    return np.repeat(table, 2, -1).reshape(value.shape)
 
 
 def _ways(x: np.ndarray, table: np.ndarray) -> list[_Way]:
