@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ import numpy as np
 
 from .instrument.draws import Draw, booleans, normal, positions, tokens
 from .instrument.programs import made, named, options_of
+from .instrument.reports import check_path
 from .instrument.session import Baseline
 from .instrument.verdicts import Report
 from .instrument.weights import WeightMap
@@ -39,11 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(arguments)
     try:
+        for path in getattr(options, "report", ()):
+            check_path(path)
         return options.run(options, arguments)
     except Exception as error:  # Anybody's code runs here.
+        said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         print(
-            f"could not {arguments[0]}: {type(error).__name__}: {error}",
-            file=sys.stderr,
+            f"could not {arguments[0]}: {type(error).__name__}: {said}", file=sys.stderr
         )
         return 2
 
@@ -237,6 +241,7 @@ def _record(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         dtypes=("float32", *options.dtype),
         seed=options.seed,
     )
+    print(f"wrote {options.file}")
     return 0
 
 
@@ -302,7 +307,7 @@ def _ended(
     report = replace(report, again=tuple(_without_files(arguments)))
     if options.baseline:
         baseline = Baseline(options.baseline)
-        report = baseline.held(report, report.title)
+        report = baseline.held(report, shlex.join(report.again))
         baseline.write()
     print(report)
     for path in options.report:
@@ -359,7 +364,13 @@ def _input(text: str, rng: np.random.Generator) -> tuple[str, np.ndarray]:
         "tokens": lambda: tokens(axes, int(rest)),
         "bool": lambda: booleans(axes),
     }
-    if not name or kind not in kinds or not all(n.isdigit() for n in axes.split()):
+    numbered = kind != "tokens" or rest.isdigit()
+    if (
+        not name
+        or kind not in kinds
+        or not numbered
+        or not all(n.isdigit() for n in axes.split())
+    ):
         raise ValueError(
             "`--input` must be NAME=KIND:SIZES, of a kind float, positions, positions/PROFILE, tokens/N or bool, "
             f"or NAME=FILE.npy, got {text!r}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +18,12 @@ from .sides import BUFFER, INPUT, TAP, WEIGHT, Side, called, cast, named, of_kin
 from .tolerances import (
     COST_RUNS,
     FEW,
-    FEW_RUNS,
     HALF_UNITS,
     HUGE,
     PEER_FLOOR_UNITS,
 )
 
-__all__ = ["Answer", "Answers", "apart", "asked", "finite"]
+__all__ = ["Answer", "Answers", "apart", "asked", "finite", "kinds", "least_of_slices"]
 
 FORMAT = 1
 
@@ -94,6 +94,7 @@ class Answers:
                     arrays[f"{dtype}/{field}/{name}"] = x.astype(wide)
         manifest = {
             "format": FORMAT,
+            "sha256": _digest(arrays),
             "source": self.source,
             "dtypes": list(self.tensors),
             "frozen": sorted(self.frozen),
@@ -108,12 +109,21 @@ class Answers:
 
     @classmethod
     def load(cls, path: Path) -> Answers:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-        manifest = json.loads(str(arrays.pop("manifest", "{}")))
-        if manifest.get("format") != FORMAT:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+            manifest = json.loads(str(arrays.pop("manifest")))
+            whole = manifest["format"] == FORMAT, manifest["sha256"] == _digest(arrays)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # Of a file of any other kind.
             raise ValueError(
-                f"{path.name} must be a file of `record`, format {FORMAT}, got format {manifest.get('format')}."
+                f"{path.name} must be a file of `record`, got {type(error).__name__}: {error}."
+            ) from error
+        if not all(whole):
+            raise ValueError(
+                f"{path.name} must be a file of `record` of format {FORMAT} as it was written, got format "
+                f"{manifest['format']}{'' if whole[1] else ', changed since'}."
             )
         tensors = {
             dtype: {
@@ -171,14 +181,21 @@ def asked(
     tensors = {}
     for dtype, double in doubles.items():
         rounded = original.results(numbers, cotangents, dtype, dtype)
-        few = any(x.size < FEW for x in double.values())
-        costs = _costs(original, numbers, cotangents, dtype, few)
+        costs = _costs(original, numbers, cotangents, dtype, (double, rounded))
         truth = {**double, **_right(oracle, inputs, dtype, double)}
         tensors[dtype] = {
             name: Answer(truth[name], double[name], rounded[name], costs[name])
             for name in double
         }
     return Answers(original.source, numbers, cotangents, tensors, original.frozen)
+
+
+def _digest(arrays: Arrays) -> str:
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        found.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return found.hexdigest()
 
 
 def _right(
@@ -203,12 +220,18 @@ def _right(
 
 
 def _costs(
-    original: Side, numbers: Arrays, cotangents: Arrays, dtype: str, few: bool
+    original: Side,
+    numbers: Arrays,
+    cotangents: Arrays,
+    dtype: str,
+    first: tuple[Arrays, Arrays],
 ) -> dict[str, np.ndarray]:
-    """What rounding costs, at worst of a few runs near by: of a few numbers one run may be lucky, and several."""
+    """What rounding costs, at worst of a first run and a few near by: of few numbers one may be lucky."""
     rng = np.random.default_rng(0)
     errors: dict[str, np.ndarray] = {}
     sizes: dict[str, np.ndarray] = {}
+    # Whole numbers, as tokens that are chosen, and truth values are not rounded.
+    whole = {*cotangents}
 
     def moved(by: float, kinds: tuple[str, ...]) -> dict[str, np.ndarray]:
         return {
@@ -217,7 +240,17 @@ def _costs(
             if x.dtype in DTYPES.values() and name.startswith(kinds)
         }
 
-    for _ in range(COST_RUNS * (FEW_RUNS if few else 1)):
+    def see(exact: Arrays, rounded: Arrays) -> None:
+        for name, x in rounded.items():
+            right = finite(exact[name])
+            if name.startswith("d_") or (np.nan_to_num(right) % 1).any():
+                whole.discard(name)
+            error, size = (np.nan_to_num(np.abs(a)) for a in (finite(x) - right, right))
+            errors[name] = np.maximum(errors.get(name, 0.0), error)
+            sizes[name] = np.maximum(sizes.get(name, 0.0), size)
+
+    see(*first)
+    for _ in range(COST_RUNS):
         near_by = {**numbers, **moved(2**-6, (INPUT, WEIGHT))}
         # For one cotangent all that is summed to a gradient may cancel.
         others = {
@@ -227,15 +260,12 @@ def _costs(
         exact = original.results(near_by, others, "float64", dtype)
         # A table that is kept in float32 may be rounded otherwise.
         near_by |= moved(unit_roundoff(np.float32), (BUFFER,))
-        rounded = original.results(near_by, others, dtype, dtype)
-        for name, x in rounded.items():
-            right = finite(exact[name])
-            error, size = (np.nan_to_num(np.abs(a)) for a in (finite(x) - right, right))
-            errors[name] = np.maximum(errors.get(name, 0.0), error)
-            sizes[name] = np.maximum(sizes.get(name, 0.0), size)
+        see(exact, original.results(near_by, others, dtype, dtype))
     numbers_out = sum(c.size for c in cotangents.values())
     return {
-        name: _cost(sizes[name], error, dtype, _floor(name, error.size, numbers_out))
+        name: np.zeros(error.shape)
+        if name in whole
+        else _cost(sizes[name], error, dtype, _floor(name, error.size, numbers_out))
         for name, error in errors.items()
     }
 
@@ -253,20 +283,30 @@ def _floor(name: str, size: int, outputs: int) -> float:
 def _cost(size: np.ndarray, error: np.ndarray, dtype: str, floor: float) -> np.ndarray:
     """At every place the least of what was seen in the slices that it is in, one for each axis.
 
-    So no head, position or channel hides among those with larger numbers. Where rounding cost less in a slice than
-    elsewhere, as a share of its largest number, that may be luck.
+    So no head, position or channel hides among those with larger numbers or errors.
     """
     unit = unit_roundoff(DTYPES[dtype])
-    share = error.max(initial=0) / (size.max(initial=0) or 1.0)
-    share = max(share, floor * unit)
-    cost = np.full(size.shape, np.inf if size.ndim else share * size)
+    cost = np.full(size.shape, np.inf)
+    if not size.ndim:
+        cost = np.maximum(error, floor * unit * size)
     for axis in range(size.ndim if size.size else 0):
         seen, sizes = (_largest_of_slices(x, axis) for x in (error, size))
-        seen = np.maximum(seen, share * sizes)
+        seen = np.maximum(seen, floor * unit * sizes)
         if dtype != "float32":
-            seen = np.minimum(seen, HALF_UNITS * unit * sizes)
+            capped = np.minimum(seen, HALF_UNITS * unit * sizes)
+            # What is zero, as the gradient of a bias of keys, is nothing but rounding.
+            nothing = sizes < unit_roundoff(np.float32) * seen
+            seen = np.where(nothing, seen, capped)
         cost = np.minimum(cost, seen)
     return cost
+
+
+def least_of_slices(size: np.ndarray) -> np.ndarray:
+    """Of every number the least of the largest in the slices that it is in."""
+    least = np.array(size) if not size.ndim else np.full(size.shape, np.inf)
+    for axis in range(size.ndim if size.size else 0):
+        least = np.minimum(least, _largest_of_slices(size, axis))
+    return least
 
 
 def _largest_of_slices(x: np.ndarray, axis: int) -> np.ndarray:
@@ -280,9 +320,15 @@ def _largest_of_slices(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def finite(x: np.ndarray) -> np.ndarray:
-    """In float64; what is as large as infinity, as which masks are written, must be where it is and is no number."""
+    """In float64; what is as large as infinity, as which masks are written, is no number."""
     x = x.astype(np.float64)
     return np.where(np.abs(x) < HUGE, x, np.nan)
+
+
+def kinds(x: np.ndarray) -> np.ndarray:
+    """What each is: 0 a number, 1 or -1 as large as infinity, 2 NaN."""
+    x = x.astype(np.float64)
+    return np.where(np.isnan(x), 2.0, np.sign(x) * (np.abs(x) >= HUGE))
 
 
 def apart(a: np.ndarray, b: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from .causes import Change, explained
 from .in_jax import anew, record_jax
 from .in_torch import record_torch, replayed_torch, to_torch
 from .sides import INPUT, WEIGHT, Side, cast
-from .stages import Recording, Region, diverging
+from .stages import Recording, Region, diverging, leading_to
 from .tolerances import EXPLAINS
 from .weights import WeightMap, carried, exchanges
 
@@ -24,6 +24,8 @@ __all__ = ["diagnosed"]
 Arrays = dict[str, np.ndarray]
 # For weights in each other's place.
 MOST_SECONDS = 5
+# How many lines of each side.
+SAID = 3
 
 
 def diagnosed(
@@ -66,6 +68,7 @@ def diagnosed(
     ]
     return [
         *(f"consistent with: {cause}" for cause in causes),
+        *([] if causes else ["none of the usual faults explains it"]),
         *_said("B", original_did, theirs),
         *_said("A", port_did, ours),
     ]
@@ -112,10 +115,13 @@ def _exchanged(
 def _said(side: str, recording: Recording, region: Region) -> Iterator[str]:
     """The last lines that have the numbers of the other side, and the first that have others."""
 
-    def lines(stages: tuple[int, ...]) -> str:
+    def lines(stages: Sequence[int]) -> str:
         seen = dict.fromkeys(recording.stages[at].where for at in stages)
-        return ", ".join([*filter(None, seen)][:4])
+        return ", ".join([*filter(None, seen)][:SAID])
 
-    same, other = lines(region.known[::-1]), lines(region.parting)
+    # What the first that differs is made of.
+    before = leading_to(recording, region.parting[:1])
+    same = lines(sorted(before & {*region.known}, reverse=True))
+    other = lines(region.parting)
     if same or other:  # None where all is done by a library.
         yield f"{side} is the same up to {same or 'its inputs'}; not from {other or 'its outputs'}"

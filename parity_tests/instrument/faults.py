@@ -136,11 +136,15 @@ class Parted:
         ]
 
     @cached_property
-    def steps(self) -> list[tuple[str, ...]]:
-        """What is the same of stages that are made in the same way, of what is made in the same way."""
+    def steps(self) -> list[tuple[Any, ...]]:
+        """What is the same of stages of other layers: one size, made in one way of what is made in one way."""
         stages = self.original.stages
         return [
-            (_step(stage), *(_step(stages[i]) for i in stage.parents))
+            (
+                stage.value.shape,
+                _step(stage),
+                *(_step(stages[i]) for i in stage.parents),
+            )
             for stage in stages
         ]
 
@@ -323,6 +327,7 @@ def _hide(hidden: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _masks(hidden: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     queries, keys = hidden.shape[-2:]
+    yield "mask the other way round", ~hidden
     for way, by in (("later", 1), ("earlier", -1)):
         rows = np.clip(np.arange(queries) + by, 0, queries - 1)
         yield f"mask by one key {way}", hidden[..., rows, :]

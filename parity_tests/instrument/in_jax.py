@@ -72,9 +72,12 @@ def jax_side(
         return _nnx_side(program, taps)
     if _is_flax(program, "linen"):
         return _linen_side(program, inputs, taps)
-    if not callable(program):
+    torch_module = any(
+        c.__module__ == "torch.nn.modules.module" for c in type(program).__mro__
+    )
+    if torch_module or not callable(program):
         raise TypeError(
-            f"the JAX side must be a function or a Flax module, got {type(program).__name__}."
+            f"the port, which comes first, must be a function of JAX or a Flax module, got {type(program).__name__}."
         )
 
     def call(_: Any, given: dict[str, Any], __: str) -> Any:
@@ -87,7 +90,7 @@ def _side(
     weights: Arrays, call: Callable[..., Any], source: str, taps: Mapping[str, str]
 ) -> Side:
     def cast(x: Any, dtype: str) -> Any:
-        return x.astype(DTYPES[dtype])
+        return jnp.asarray(x).astype(DTYPES[dtype])
 
     return Side(weights, call, source, cast, _run_program, taps)
 
@@ -120,6 +123,9 @@ def _is_flax(program: Any, kind: str) -> bool:
 def _nnx_side(module: Any, taps: Mapping[str, str]) -> Side:
     from flax import nnx
 
+    # As PyTorch's side: without dropout, with the statistics that were gathered.
+    module = nnx.clone(module)
+    module.eval()
     graph, params, rest = nnx.split(module, nnx.Param, ...)
     paths = {_joined(path): path for path, _ in nnx.to_flat_state(params)}
     flat = dict(nnx.to_flat_state(params))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,9 @@ def run_torch(
     tensors = {name: to_torch(array) for name, array in inputs.items()}
     for name in wrt:
         tensors[name].requires_grad_()
-    outputs = function(**tensors)
+    with torch.inference_mode(False), torch.enable_grad():
+        # Copies, which may be written into.
+        outputs = function(**{name: x.clone() for name, x in tensors.items()})
     reached = [name for name, tensor in outputs.items() if tensor.requires_grad]
     gradients = ()
     if wrt:
@@ -137,7 +139,7 @@ def _side(
     weights: Arrays, call: Callable[..., Any], source: str, taps: Mapping[str, str]
 ) -> Side:
     def cast(x: Any, dtype: str) -> Any:
-        return x.to(getattr(torch, dtype))
+        return torch.as_tensor(x).to(getattr(torch, dtype))
 
     return Side(weights, call, source, cast, run_torch, taps)
 
@@ -145,13 +147,10 @@ def _side(
 @contextmanager
 def _in_float64(dtype: str) -> Iterator[None]:
     """In a float64 run PyTorch's side computes in float64 what it says is to be in float32, so that it is the truth."""
-    if dtype != "float64":
-        yield
-        return
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    wide, before = dtype == "float64", torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if wide else torch.float32)
     try:
-        with _NoFloat32():
+        with _NoFloat32() if wide else nullcontext():
             yield
     finally:
         torch.set_default_dtype(before)

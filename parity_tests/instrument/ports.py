@@ -7,6 +7,7 @@ float64 run, and what float32 may cost is what it costs the original.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,9 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
-from .answers import Answer, Answers, asked, finite
+from .answers import Answer, Answers, asked, finite, kinds, least_of_slices
 from .bounded import Bounded
 from .dtypes import DTYPES, unit_roundoff
 from .environment import environment
@@ -26,13 +28,14 @@ from .in_jax import anew, jax_side
 from .programs import loaded
 from .session import SESSION
 from .sides import INPUT, NO_TAPS, TAP, WEIGHT, Side, cast
-from .tolerances import PORT_FACTOR
+from .tolerances import PORT_FACTOR, SAME_FUNCTION
 from .verdicts import PASSING, Report, Row, judge
 from .weights import WeightMap, back, carried, checked, doubts, guessed
 
 __all__ = ["compare", "record", "replay"]
 
 Arrays = dict[str, np.ndarray]
+LOCK = threading.RLock()
 
 
 def compare(
@@ -70,7 +73,7 @@ def compare(
         ValueError: if the weights do not fit each other, or the oracle's outputs those of the original.
     """
     _check_dtypes(dtypes)
-    inputs = {name: np.asarray(array) for name, array in inputs.items()}
+    inputs = {name: _array(name, given) for name, given in inputs.items()}
     name, original = SESSION.name(), None
     with _precisely():
         if SESSION.replay:
@@ -78,12 +81,14 @@ def compare(
             answers.check_inputs(inputs)
         else:
             original = _original(torch_program, taps)
-            answers = asked(original, inputs, dtypes, seed, oracle)
+            with _blamed("PyTorch's side"):
+                answers = asked(original, inputs, dtypes, seed, oracle)
         if SESSION.record:
             answers.save(SESSION.record / f"{name}.npz")
-        side = jax_side(_program(jax_program), inputs, {a: a for a in taps})
-        port = _Port(side, weights, answers)
-        return SESSION.kept(_report(port, original), name)
+        with _blamed("JAX's side"):
+            side = jax_side(_program(jax_program), inputs, {a: a for a in taps})
+            report = _report(_Port(side, weights, answers), original)
+        return SESSION.kept(report, name)
 
 
 def record(
@@ -97,7 +102,7 @@ def record(
 ) -> None:
     """Write to an npz file what a port is judged by, so that `replay` needs no PyTorch. Arguments are `compare`'s."""
     _check_dtypes(dtypes)
-    inputs = {name: np.asarray(array) for name, array in inputs.items()}
+    inputs = {name: _array(name, given) for name, given in inputs.items()}
     with _precisely():
         original = _original(torch_program)
         asked(original, inputs, dtypes, seed, oracle).save(Path(path))
@@ -115,6 +120,26 @@ def replay(jax_program: Any, path: Path, *, weights: WeightMap | None = None) ->
         return SESSION.kept(
             _report(_Port(side, weights, answers), None), SESSION.name()
         )
+
+
+def _array(name: str, given: Any) -> np.ndarray:
+    if hasattr(given, "detach"):  # A tensor; NumPy has no bfloat16.
+        given = given.detach().cpu()
+        given = given.float() if given.is_floating_point() else given
+    x = np.asarray(given)
+    if (
+        x.dtype.kind not in "biufV"
+        or x.dtype.names
+        or (x.dtype.kind == "V" and x.dtype not in DTYPES.values())
+    ):
+        raise TypeError(
+            f"`inputs` must be arrays of numbers or truth values, {name} is {type(given).__name__} of {x.dtype}."
+        )
+    if x.dtype.kind in "iu" and x.size and not -(2**31) <= x.min() <= x.max() < 2**31:
+        raise ValueError(
+            f"`inputs` must be whole numbers that int32 has, as JAX without x64, {name} has {x.min()} to {x.max()}."
+        )
+    return x.astype(x.dtype.newbyteorder("="))
 
 
 def _program(program: Any) -> Any:
@@ -169,9 +194,22 @@ def _diagnosed(port: _Port, original: Side, outputs: list[str]) -> list[str]:
 
 
 @contextmanager
+def _blamed(side: str) -> Iterator[None]:
+    """Anybody's code runs here, and its errors do not say which."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {side}")
+        raise
+
+
+@contextmanager
 def _precisely() -> Iterator[None]:
-    """Matrices are multiplied in all their bits: what a GPU or a TPU leaves out by default is no fault of a port."""
-    with jax.default_matmul_precision("highest"):
+    """Matrices are multiplied in all their bits: what a GPU or a TPU leaves out by default is no fault of a port.
+
+    One comparison at a time: PyTorch's default dtype is of the whole process.
+    """
+    with LOCK, jax.default_matmul_precision("highest"):
         if not find_spec("torch"):
             yield
             return
@@ -204,6 +242,9 @@ class _Port:
         else:
             self.names, unsure = checked(names, side.weights, theirs), {}
         self.side, self.answers = side, answers
+        self.constants = {
+            f"d_{WEIGHT}{n}" for n in answers.weights.keys() - theirs.keys()
+        }
         self.notes = tuple(
             f"weight {a} is {b}, {how}{unsure.get(a, '')}"
             for a, (b, how) in self.names.items()
@@ -228,6 +269,8 @@ class _Port:
             for outputs in (ours, self.answers.cotangents)
         )
         a, b = shapes
+        if not (a or b):
+            return [Row("outputs", "INVALID", reason="neither side gives an array")]
         return [
             Row(
                 name,
@@ -240,55 +283,110 @@ class _Port:
 
     def rows(self) -> list[Row]:
         # All float64 runs first: in some modules a table of one run is left for the next.
-        doubles = {dtype: self._run("float64", dtype) for dtype in self.answers.tensors}
+        doubles = self._doubles()
         rows = []
         for dtype, tensors in self.answers.tensors.items():
             ours = self._run(dtype, dtype)
             for name, answer in tensors.items():
-                if name not in ours:
-                    continue  # The gradient of what is a constant here.
-                row = _judged(name, ours[name], answer, dtype)
-                if dtype == "float32":
-                    rows.append(_same(name, doubles[dtype][name], answer, row.verdict))
+                if name in self.constants:
+                    continue
+                said = self._said(name)
+                row = _judged(said, ours[name], answer, dtype)
+                if doubles and dtype == "float32":
+                    double = doubles[dtype][name]
+                    rows.append(_same(said, double, answer, row.verdict))
                 rows.append(row)
-        return rows
+        return _with_constants(rows)
+
+    def _said(self, name: str) -> str:
+        """A gradient by the name of what it is of, if an input and a weight have not the same."""
+        of = name.removeprefix(f"d_{INPUT}").removeprefix(f"d_{WEIGHT}")
+        if of == name or of in {*self.answers.inputs} & {*self.answers.weights}:
+            return name
+        return f"d_{of}"
+
+    def _doubles(self) -> dict[str, Arrays]:
+        """None if the port insists on another dtype, as a carry of a scan that is made in float32 does."""
+        try:
+            return {
+                dtype: self._run("float64", dtype) for dtype in self.answers.tensors
+            }
+        except TypeError as error:
+            line = str(error).partition("\n")[0]
+            self.notes += (
+                f"A does not run in float64, so it is judged in float32 alone: {line}",
+            )
+            return {}
 
     def _run(self, dtype: str, held: str) -> Arrays:
         """Outputs and gradients, by PyTorch's names and in its shapes."""
         found = self.side.results(self.numbers, self.answers.cotangents, dtype, held)
         gradients = {
-            f"d_{b}": back(found.pop(f"d_{a}"), how, self.answers.weights[b].shape)
+            f"d_{WEIGHT}{b}": back(
+                found.pop(f"d_{WEIGHT}{a}"), how, self.answers.weights[b].shape
+            )
             for a, (b, how) in self.names.items()
         }
         return found | gradients
 
 
 def _same(name: str, double: np.ndarray, answer: Answer, in_float32: str) -> Row:
-    """A row for float64: what differs there and not in float32 is computed in float32 by the port."""
+    """A row for float64: what differs there and not in float32 is of the port's float32, or is no more than that."""
     row = _judged(name, double, answer._replace(rounded=answer.double), "float64")
     if row.verdict == "DIVERGE" and in_float32 in PASSING:
-        reason = "A computes in float32, whatever it is given"
+        reason = "by less than float32 may cost: A computes or has tables in it"
         return replace(row, verdict="AGREE", reason=reason, where="", errors=None)
     return row
 
 
+def _with_constants(rows: list[Row]) -> list[Row]:
+    """An output that is one number everywhere is right if the port has it too and another output says something."""
+    outputs = [row for row in rows if not row.name.startswith("d_")]
+    if all(row.verdict == "INVALID" for row in outputs):
+        return rows
+    return [
+        replace(row, verdict="AGREE") if row.verdict == "INVALID" else row
+        for row in rows
+    ]
+
+
 def _judged(name: str, a: np.ndarray, answer: Answer, dtype: str) -> Row:
-    units = PORT_FACTOR * answer.cost / unit_roundoff(np.float32)
-    truth = Bounded(finite(answer.truth), units)
+    cost = answer.cost
+    if dtype == "float64":
+        least = SAME_FUNCTION * least_of_slices(
+            np.nan_to_num(np.abs(finite(answer.truth)))
+        )
+        cost = np.maximum(
+            cost, least * unit_roundoff(np.float32) / unit_roundoff(np.float64)
+        )
+    units = PORT_FACTOR * cost / unit_roundoff(np.float32)
     held = DTYPES[dtype]
     compute = DTYPES["float64" if dtype == "float64" else "float32"]
-    a, b = (
-        np.where(np.isnan(finite(x)), np.nan, x).astype(held)
-        for x in (a, answer.rounded)
-    )
+    # What the dtype has no number for is as large as infinity on either side.
+    over = np.abs(finite(answer.truth)) > float(ml_dtypes.finfo(held).max)
+    truth, a, b = (np.where(over, np.inf, x) for x in (answer.truth, a, answer.rounded))
+    for side, x in (("A", a), ("B", b)):
+        other = x.shape == truth.shape and (kinds(x) != kinds(truth)).any()
+        if other:
+            reason = f"{side} {_of_another_kind(x, truth)}"
+            return Row(f"{name} {dtype}", "CONTRACT", reason=reason)
+    a, b = (np.where(kinds(x) != 0, np.nan, x).astype(held) for x in (a, b))
+    truth = Bounded(finite(truth), units)
     row = judge(
         f"{name} {dtype}", a, b, truth, dtype=held, compute=compute, peers=False
     )
     if row.verdict != "INVALID":
         return row
     # Zero, or one number: it says nothing if the port has it too.
-    off = np.abs(a.astype(np.float64) - truth.value)
-    bound = unit_roundoff(np.float32) * truth.units
-    if (np.isnan(off) | (off <= bound)).all():
+    if row.ratio_a <= 1:
         return replace(row, verdict="AGREE") if name.startswith("d_") else row
     return replace(row, verdict="DIVERGE" if dtype == "float64" else "A_WORSE")
+
+
+def _of_another_kind(x: np.ndarray, truth: np.ndarray) -> str:
+    """Where one has a number, infinity or NaN and the other something else, the first."""
+    words = {0: "a number", 1: "infinity", -1: "minus infinity", 2: "NaN"}
+    differ = kinds(x) != kinds(truth)
+    at = tuple(int(i) for i in np.unravel_index(differ.argmax(), x.shape))
+    has, right = (words[int(kinds(y)[at])] for y in (x, truth))
+    return f"has {has} in place of {right} at {differ.sum()} of {x.size} places, first {list(at)}"

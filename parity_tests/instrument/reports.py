@@ -8,8 +8,10 @@ import html
 import io
 import json
 import math
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +20,7 @@ import numpy as np
 
 from .verdicts import PASSING, Findings, Report, Row
 
-__all__ = ["saved"]
+__all__ = ["check_path", "saved"]
 
 # Cells of a picture along an axis; of more numbers each shows the worst of a block.
 MOST_CELLS = 128
@@ -32,13 +34,21 @@ def saved(report: Report, path: Path) -> None:
     Raises:
         ValueError: if that is none of .html, .json, .py, .txt and .xml, or no command is known that makes it again.
     """
-    made = {".html": _html, ".json": _json, ".py": _script, ".txt": str, ".xml": _junit}
-    if path.suffix not in made:
-        raise ValueError(
-            f"`path` must end with one of {', '.join(made)}, got {path.name!r}."
-        )
+    check_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(made[path.suffix](report) + "\n", encoding="utf-8")
+    path.write_text(MADE[path.suffix](report) + "\n", encoding="utf-8")
+
+
+def check_path(path: Path) -> None:
+    """That a report can be written there.
+
+    Raises:
+        ValueError: if its name does not say as what.
+    """
+    if path.suffix not in MADE:
+        raise ValueError(
+            f"a report must be a file that ends with one of {', '.join(MADE)}, got {path.name!r}."
+        )
 
 
 def _json(report: Report) -> str:
@@ -82,10 +92,12 @@ def _script(report: Report) -> str:
         )
     return f'''"""{report.title}: {report.verdict}."""
 
+import os
 import sys
 
 from parity_tests.__main__ import main
 
+os.chdir({os.getcwd()!r})
 sys.exit(main({json.dumps(report.again, indent=4)}))'''
 
 
@@ -117,7 +129,7 @@ def _html(report: Report) -> str:
     parts = [
         f"<h1><span {_class(report.passed)}>{report.verdict}</span> {text(report.title)}</h1>",
         f"<p>{'' if isinstance(report, Findings) else SIDES}</p>",
-        _listed("What explains it", report.causes),
+        _listed("What is known of it", report.causes),
         _listed("Where", [f"{row.name}: {row.where}" for row in report.wrong()]),
         _pictured(report),
         _table(report),
@@ -160,6 +172,8 @@ def _table(report: Report) -> str:
 def _pictured(report: Report) -> str:
     """Errors by channel and each other axis: a bad head, position or channel is a line."""
     rows = sorted(report.wrong(), key=lambda row: row.name.startswith("d_"))
+    if rows and not find_spec("matplotlib"):
+        return "<p>Pictures of the errors need matplotlib: <code>pip install matplotlib</code>.</p>"
     pictures = [
         f"<p>{html.escape(row.name)}<br>{_picture(row.name, row.errors)}</p>"
         for row in rows[:MOST_PICTURES]
@@ -210,3 +224,12 @@ def _in_blocks(x: np.ndarray) -> np.ndarray:
             starts = np.linspace(0, size, MOST_CELLS, endpoint=False).astype(int)
             x = np.maximum.reduceat(x, starts, axis)
     return x
+
+
+MADE: dict[str, Callable[[Report], str]] = {
+    ".html": _html,
+    ".json": _json,
+    ".py": _script,
+    ".txt": str,
+    ".xml": _junit,
+}

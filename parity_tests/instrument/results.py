@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .answers import apart, finite
+from .answers import apart, finite, kinds
 from .bounded import Bounded
 from .causes import Cause, explained
 from .dtypes import DTYPES, unit_roundoff
@@ -47,12 +47,23 @@ def explain(
             side = "A" if name in expected else "B"
             rows.append(Row(name, "CONTRACT", reason=f"{side} has none"))
             continue
-        a, b = np.asarray(actual[name]), np.asarray(expected[name])
-        right = np.asarray((truth or expected)[name])
+        a, b, right = (_numbers(x, name) for x in (actual, expected, truth or expected))
         rows.append(_row(name, a, b, right))
         if rows[-1].verdict == "DIVERGE":
             causes += [f"consistent with: {cause}" for cause in _causes(name, a, right)]
     return Report("actual | expected", tuple(rows), tuple(causes))
+
+
+def _numbers(arrays: Mapping[str, Any], name: str) -> np.ndarray:
+    """A complex number is two along a last axis."""
+    if name not in arrays:
+        raise ValueError(f"`truth` must have what the others have, it lacks {name}.")
+    x = np.asarray(arrays[name])
+    if x.dtype.kind == "c":
+        return np.stack([x.real, x.imag], -1)
+    if x.dtype.kind not in "biufV":
+        raise TypeError(f"{name} must be an array of numbers, got {x.dtype}.")
+    return x.astype(np.int8) if x.dtype.kind == "b" else x
 
 
 def _row(name: str, a: np.ndarray, b: np.ndarray, right: np.ndarray) -> Row:
@@ -61,6 +72,12 @@ def _row(name: str, a: np.ndarray, b: np.ndarray, right: np.ndarray) -> Row:
         return Row(name, "CONTRACT", reason=f"A has {a.shape}, B {b.shape}{hint}")
     if a.dtype != b.dtype:
         return Row(name, "CONTRACT", reason=f"A is {a.dtype}, B {b.dtype}")
+    if not np.array_equal(kinds(a), kinds(right)):
+        return Row(
+            name, "CONTRACT", reason="A and B are infinite or NaN at other places"
+        )
+    if np.array_equal(a, right, equal_nan=True):
+        return Row(name, "EQUAL")
     whole = a.dtype not in DTYPES.values()
     unit = 0.0 if whole else unit_roundoff(a.dtype)
     right, held = finite(right), np.dtype(np.float64)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from .tolerances import GREW, ORDINARY
 from .verdicts import PASSING, Report, Row
@@ -37,8 +37,8 @@ class Session:
     def name(self) -> str:
         """Of the comparison that begins: of its test, with a number from its second one on."""
         self.count += 1
-        name = re.sub(r"[^\w.=,-]+", "_", self.case).strip("_") or "comparison"
-        return name if self.count == 1 else f"{name}_{self.count}"
+        name = quote(self.case, safe=" []=,+") or "comparison"
+        return name if self.count == 1 else f"{name}~{self.count}"
 
     def kept(self, report: Report, name: str) -> Report:
         """The report, with what grew since the baseline."""
@@ -63,7 +63,12 @@ class Baseline:
 
     def __post_init__(self) -> None:
         if self.path.exists():
-            self.known = json.loads(self.path.read_text())
+            try:
+                self.known = json.loads(self.path.read_text())
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.path.name} is no baseline: {error}."
+                ) from error
 
     def held(self, report: Report, name: str) -> Report:
         if name not in self.known:

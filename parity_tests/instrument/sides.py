@@ -79,7 +79,7 @@ class Side:
                         f"`taps` must name what {self.source} has, {', '.join(tapped) or 'nothing'}; got {name!r}."
                     )
             taps = {TAP + name: tapped[own] for name, own in self.taps.items()}
-            outputs = {**taps, **named(tree)}
+            outputs = _as_real({**taps, **named(tree)})
             return {name: self.cast(x, dtype) for name, x in outputs.items()}
 
         return function
@@ -97,11 +97,18 @@ class Side:
         kept = {name: x for name, x in numbers.items() if name.startswith(BUFFER)}
         given = cast(cast(numbers, held) | kept, dtype)
         cots = cast(cast(cotangents, held), dtype)
-        found = self.run(self.function(dtype), given, cots, learnt)
-        return {
-            name.replace(f"d_{WEIGHT}", "d_").replace(f"d_{INPUT}", "d_"): x
-            for name, x in found.items()
-        }
+        return self.run(self.function(dtype), given, cots, learnt)
+
+
+def _as_real(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Complex numbers as two outputs."""
+    found = {}
+    for name, x in outputs.items():
+        if "complex" in str(x.dtype):
+            found |= {f"{name}.real": x.real, f"{name}.imag": x.imag}
+        else:
+            found[name] = x
+    return found
 
 
 def of_kind(arrays: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -127,10 +134,18 @@ def cast(arrays: Arrays, dtype: str) -> dict[str, np.ndarray]:
 
 def named(tree: Any) -> dict[str, Any]:
     """The arrays of any tree of outputs, under the path that leads to each; "out" if it is an array itself."""
-    return {"/".join(path) or "out": array for path, array in _leaves(tree)}
+    found: dict[str, Any] = {}
+    for path, array in _leaves(tree):
+        name = "/".join(path) or "out"
+        if name in found:
+            raise ValueError(f"two outputs have the name {name}.")
+        found[name] = array
+    return found
 
 
 def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(tree, (int, float, complex)):
+        tree = np.asarray(tree)
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
         yield (), tree
         return
@@ -169,9 +184,19 @@ def bound(function: Callable[..., Any], given: dict[str, Any]) -> Any:
         return signature.bind(**given)
     rest = iter([x for name, x in given.items() if name not in kinds])
     free = [name for name in kinds if name not in given]
-    values = {**given, **dict(zip(free, rest, strict=False))}
-    if left := len(list(rest)):
-        raise TypeError(f"a side takes {left} inputs fewer than {', '.join(given)}.")
+    needed = [
+        name
+        for name in free
+        if signature.parameters[name].default is inspect.Parameter.empty
+    ]
+    unnamed = sum(name not in kinds for name in given)
+    if unnamed not in (len(free), len(needed)):
+        raise TypeError(
+            f"inputs must have the names of parameters, or be as many as those that are free, "
+            f"{', '.join(free) or 'none'}; got {', '.join(given)}."
+        )
+    free = needed if unnamed == len(needed) else free
+    values = {**given, **dict(zip(free, rest, strict=True))}
     first = [name for name in kinds if kinds[name] is inspect.Parameter.POSITIONAL_ONLY]
     return signature.bind(
         *(values[name] for name in first if name in values),

@@ -185,30 +185,32 @@ def judge(
     if problem:
         return Row(name, "CONTRACT", reason=problem)
     problem = _emptiness(truth.value)
-    if problem:
-        return Row(name, "INVALID", reason=problem)
     bound = _bound(truth, dtype, compute)
     there = ~np.isnan(truth.value)
-    if (np.abs(truth.value) <= bound)[there].all():
-        return Row(name, "INVALID", reason="the bound admits zero everywhere")
+    if not there.any():
+        return Row(name, "INVALID", reason=problem)
+    if not problem and (np.abs(truth.value) <= bound)[there].all():
+        problem = "the bound admits zero everywhere"
     errors = [
         np.where(there, np.abs(side.astype(np.float64) - truth.value), 0.0)
         for side in (a, b)
     ]
     over = [_over(error, bound) for error in errors]
     ratios = [float(x.max()) for x in over]
+    gap = np.where(there, np.abs(a.astype(np.float64) - b.astype(np.float64)), 0.0)
+    together = _over(gap, 2 * bound).max() <= 1
+    largest = [float(x.max()) for x in (*errors, gap, bound)]
+    if problem:
+        return Row(name, "INVALID", *largest, *ratios, reason=problem)
     floor = PEER_FLOOR_UNITS * unit_roundoff(dtype) * np.abs(truth.value[there]).max()
     peer = 1.0
     if peers and compute != np.float64:
         peer = _peer_ratio(*errors, np.maximum(PEER_FLOOR_SHARE * bound, floor))
-    gap = np.where(there, np.abs(a.astype(np.float64) - b.astype(np.float64)), 0.0)
-    together = _over(gap, 2 * bound).max() <= 1
     same = np.array_equal(a, b, equal_nan=True)
     verdict = _verdict(same, *ratios, peer, together)
     if compute == np.float64 and verdict in ("A_WORSE", "B_WORSE"):
         # Nothing but another formula is that far off in float64.
         verdict = "DIVERGE"
-    largest = [float(x.max()) for x in (*errors, gap, bound)]
     excess = np.maximum(*over)
     where = "" if verdict in PASSING else _where(excess, a, b, truth.value)
     wrong = np.where(excess > 1, np.maximum(*errors), 0.0).astype(np.float32)

@@ -177,12 +177,33 @@ def exchanges(
     for b, weight in torch_weights.items():
         for end in [i for i, letter in enumerate(b) if letter == "."] + [len(b)]:
             shapes.setdefault(b[:end], {})[b[end:]] = weight.shape
-    for (one, its), (other, others) in itertools.combinations(shapes.items(), 2):
-        if its == others and one.rpartition(".")[0] == other.rpartition(".")[0]:
-            swap = {one + end: other + end for end in its}
-            swap |= {b: a for a, b in swap.items()}
-            exchanged = {a: (swap.get(b, b), how) for a, (b, how) in names.items()}
-            yield f"weights {one} and {other} are exchanged", exchanged
+    alike = [
+        (one, other, [*its])
+        for (one, its), (other, others) in itertools.combinations(shapes.items(), 2)
+        if its == others
+    ]
+    beside, layers = [], {}
+    for one, other, ends in alike:
+        if one.rpartition(".")[0] == other.rpartition(".")[0]:
+            beside.append((one, other, ends))
+            in_any = tuple(re.sub(r"\d+", "*", name) for name in (one, other))
+            layers.setdefault(in_any, []).append((one, other, ends))
+    for pair in beside:
+        yield "weights {} and {} are exchanged".format(*pair), _exchanged(names, [pair])
+    for in_any, pairs in layers.items():
+        if len(pairs) > 1:
+            words = "weights {} and {} are exchanged in every layer".format(*in_any)
+            yield words, _exchanged(names, pairs)
+    for pair in alike:
+        if pair not in beside:
+            words = "weights {} and {} are exchanged".format(*pair)
+            yield words, _exchanged(names, [pair])
+
+
+def _exchanged(names: WeightMap, pairs: list[tuple[str, str, list[str]]]) -> WeightMap:
+    swap = {one + end: other + end for one, other, ends in pairs for end in ends}
+    swap |= {b: a for a, b in swap.items()}
+    return {a: (swap.get(b, b), how) for a, (b, how) in names.items()}
 
 
 def _costs(jax_weights: Arrays, torch_weights: Arrays) -> np.ndarray:
