@@ -61,7 +61,8 @@ def main() -> int:
         cells += [f"{double:.0e}", worst(rows).verdict]
         print(LINE.format(scheme, str(x.shape), *cells))
     print(
-        '\n"a of b": in float32 JAX and PyTorch differ by a, and rounding allows b, four times what it costs PyTorch.\n'
+        '\n"a of b": in float32 JAX and PyTorch differ by a, and rounding allows b, '
+        f"{PORT_FACTOR:g} times what it costs PyTorch.\n"
         "Gradients: of x and all weights, the one nearest its limit. Float64: the largest difference there."
     )
     if not report.passed:
