@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from parity_tests import VERDICTS, Row, blocks_nnx, blocks_torch, compare
+from parity_tests.instrument.tolerances import PORT_FACTOR
 
 BATCH, SEQ, DIM = 2, 256, 96
 SIZES = {"dim": DIM, "num_heads": 6, "max_len": SEQ}
