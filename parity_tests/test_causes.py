@@ -17,6 +17,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 6))
 # Queries of 2 sequences, 3 heads, 5 tokens, 8 channels.
 Q = RNG.normal(size=(2, 3, 5, 8))
+pytestmark = pytest.mark.usefixtures("first_cause_suffices")
 
 
 def causes(port, original, **inputs):

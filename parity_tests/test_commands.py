@@ -23,7 +23,7 @@ import posenc_torch
 from .__main__ import main
 from .instrument import compare, explain, known, normal, pair, positions, record, replay
 from .instrument.dtypes import DTYPES
-from .instrument.session import Baseline
+from .instrument.session import Baseline, Session
 from .instrument.verdicts import Report, Row
 
 FOLDER = Path(__file__).parents[1] / "examples" / "port"
@@ -96,6 +96,8 @@ if FOLDER.is_dir():  # the examples are not installed
         (["math:no", "torch:tanh", "--input", "x=float:2"], "there is no no in math"),
         ([*TANH, "--option", "width=3"], "width is of none"),
         ([*TANH, "--option", "width"], "NAME=VALUE"),
+        (["math:tanh", "torch:tanh", "--input", "x=tokens:2"], "of a kind float"),
+        (["torch:tanh", "torch:tanh", "--input", "x=float:2"], "in JAX's side"),
     ],
 )
 def test_command_says_why_it_could_not(arguments, sentence, capsys):
@@ -209,6 +211,31 @@ def test_page_escapes_what_others_wrote(tmp_path):
     assert "&lt;script&gt;" in page
 
 
+def test_report_that_cannot_be_is_refused_first(capsys):
+    assert main(["compare", *TANH, "--report", "report.pdf"]) == 2
+    printed = capsys.readouterr()
+    assert "ends with one of .html" in printed.err
+    assert not printed.out
+
+
+def test_script_runs_from_anywhere(tmp_path, monkeypatch, capsys):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "port.py").write_text("from jax.numpy import tanh\n")
+    monkeypatch.chdir(tmp_path / "here")
+    command = ["compare", "port.py:tanh", *TANH[1:], "--report", "again.py"]
+    assert main(command) == 0
+    assert "PARITY AGREE" in run_python(tmp_path, "here/again.py")
+
+
+def test_page_without_matplotlib(tmp_path, monkeypatch):
+    report = compare(jnp.tan, torch.tanh, {"x": X})
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    report.save(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "pip install matplotlib" in page
+    assert "out float64" in page
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("r.pdf", "one of .html"), ("r.py", "command")]
 )
@@ -289,10 +316,36 @@ def test_replay_needs_no_torch(tmp_path):
     assert "PARITY DIVERGE" in run_python(tmp_path, "-c", program.format("tan"))
 
 
-def test_replay_of_another_file(tmp_path):
-    np.savez(tmp_path / "other.npz", x=X)
+@pytest.mark.parametrize("kind", ["another", "text", "cut", "changed", "numbers"])
+def test_replay_of_another_file(kind, tmp_path):
+    """What was recorded is what is read, to the bit."""
+    file, good = tmp_path / "other.npz", tmp_path / "good.npz"
+    record(torch.tanh, {"x": X}, good)
+    with np.load(good) as arrays:
+        changed = {n: 1.5 * x if "cost" in n else x for n, x in arrays.items()}
+    if kind == "another":
+        np.savez(file, x=X)
+    elif kind == "changed":
+        np.savez(file, **changed)
+    elif kind == "numbers":
+        with file.open("wb") as written:
+            np.save(written, X)
+    else:
+        file.write_bytes(b"text" if kind == "text" else good.read_bytes()[:900])
     with pytest.raises(ValueError, match=r"other.npz must be a file of `record`"):
-        replay(jnp.tanh, tmp_path / "other.npz")
+        replay(jnp.tanh, file)
+    assert replay(jnp.tanh, good).passed
+
+
+def test_names_of_files_are_those_of_tests():
+    """No two of one."""
+    session = Session()
+    names = set()
+    for case in ("t.py::f[+]", "t.py::f[*]", "t.py::f[/]", "t.py::f_"):
+        session.begin(case)
+        names |= {session.name(), session.name()}
+    assert len(names) == 8
+    assert not any("/" in name for name in names)
 
 
 # ----------------------------------------------------------------------------- explain
@@ -340,6 +393,22 @@ def test_what_cannot_be_the_same(actual, verdict, reason):
     assert any(reason in row.reason for row in report.rows)
 
 
+def test_explained_as_what_it_is():
+    z = B[0] + 1j * B[1]
+    flags = B > 0
+    assert explain({"y": z.conj()}, {"y": z}).verdict == "DIVERGE"
+    assert explain({"y": z}, {"y": z}).verdict == "EQUAL"
+    assert explain({"y": ~flags}, {"y": flags}).verdict == "DIVERGE"
+    assert explain({"y": flags * 0}, {"y": flags * 0}).verdict == "EQUAL"
+    infinite = np.where(flags, np.inf, B)
+    assert explain({"y": infinite}, {"y": infinite}).passed
+    assert explain({"y": -infinite}, {"y": infinite}).verdict == "CONTRACT"
+    with pytest.raises(TypeError, match="y must be an array of numbers, got <U4"):
+        explain({"y": np.array(["text"])}, {"y": B})
+    with pytest.raises(ValueError, match=r"`truth` .* lacks y"):
+        explain({"y": B}, {"y": B}, truth={"z": B})
+
+
 def test_whole_numbers_must_be_equal():
     ids = np.arange(12)
     assert explain({"y": ids}, {"y": ids}).verdict == "EQUAL"
@@ -381,6 +450,12 @@ def test_baseline_holds_an_error(tmp_path, capsys):
     assert held("another").passed
     assert held(case).rows[0].verdict == "A_WORSE"
     assert held(case).rows[0].reason == "grew from 0.3 of its bound to 0.9"
+
+
+def test_baseline_that_is_none(tmp_path):
+    (tmp_path / "errors.json").write_text("{")
+    with pytest.raises(ValueError, match=r"errors.json is no baseline"):
+        Baseline(tmp_path / "errors.json")
 
 
 # ----------------------------------------------------------------------------- the pair

@@ -82,12 +82,12 @@ def call(case: str) -> tuple[Any, dict[str, tuple[tuple[int, ...], Any]]]:
 @pytest.mark.parametrize(
     ("case", "setting", "topology"),
     [
-        # The first TPU at every level; others, but for everything together, at the full one.
+        # The first TPU at every level; others at the full one.
         pytest.param(
             case,
             setting,
             topology,
-            marks=pytest.mark.full if n and case != "everything" else (),
+            marks=pytest.mark.full if n else (),
         )
         for n, topology in enumerate(tpu.TOPOLOGIES)
         for case in CASES

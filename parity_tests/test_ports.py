@@ -19,6 +19,8 @@ from .instrument import compare, positions
 from .instrument.weights import back, carried, checked, doubts, guessed
 
 X = np.random.default_rng(0).normal(size=(2, 5, 6))
+pytestmark = pytest.mark.usefixtures("first_cause_suffices")
+
 
 # --------------------------------------------------------------------------- two files
 
@@ -394,6 +396,10 @@ def test_inputs_by_name_and_by_order():
     compare(port, original, inputs).check()
     with pytest.raises(TypeError, match="be as many as those that are free, none"):
         compare(lambda x: x, original, inputs)
+    # An option is not given what another input may be meant for.
+    compare(lambda x, mask, layout="half": x - mask, original, inputs).check()
+    with pytest.raises(TypeError, match="those that are free, layout, other; got"):
+        compare(lambda x, layout="half", other=None: x, original, inputs)
 
 
 def test_outputs_must_be_the_same():

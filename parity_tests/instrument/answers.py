@@ -22,6 +22,7 @@ from .tolerances import (
     HUGE,
     PEER_FLOOR_UNITS,
 )
+from .weights import WeightMap, carried
 
 __all__ = ["Answer", "Answers", "apart", "asked", "finite", "kinds", "least_of_slices"]
 
@@ -69,6 +70,14 @@ class Answers:
     def inputs(self) -> dict[str, np.ndarray]:
         return of_kind(self.numbers, INPUT)
 
+    def of_port(self, names: WeightMap, weights: Arrays) -> dict[str, np.ndarray]:
+        """The numbers that a port with such weights is given."""
+        inputs = {INPUT + name: x for name, x in self.inputs.items()}
+        return inputs | {
+            WEIGHT + a: carried(self.weights[b], how, weights[a].shape)
+            for a, (b, how) in names.items()
+        }
+
     def check_inputs(self, inputs: Arrays) -> None:
         """That they are those which were recorded."""
         given = cast(inputs, "float32")
@@ -110,8 +119,8 @@ class Answers:
     @classmethod
     def load(cls, path: Path) -> Answers:
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file)
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+                arrays = dict(found)
             manifest = json.loads(str(arrays.pop("manifest")))
             whole = manifest["format"] == FORMAT, manifest["sha256"] == _digest(arrays)
         except FileNotFoundError:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .faults import Change, Parted, faults_of
+from .faults import faults_of
+from .parted import Change, Parted
 from .stages import Recording, Region, Stage, same_numbers
 from .tolerances import EXPLAINS, STAGE_SHARE
 
-__all__ = ["Cause", "Change", "explained"]
+__all__ = ["Cause", "explained"]
 
 # What a diagnosis may take, and how much longer to look for others that explain it too.
 MOST_SECONDS, MORE_SECONDS = 15, 2

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .answers import Answers, apart, finite
-from .causes import Change, explained
+from .causes import explained
 from .in_jax import anew, record_jax
 from .in_torch import record_torch, replayed_torch, to_torch
-from .sides import INPUT, WEIGHT, Side, cast
+from .parted import Change
+from .sides import Side, cast
 from .stages import Recording, Region, diverging, leading_to
 from .tolerances import EXPLAINS
-from .weights import WeightMap, carried, exchanges
+from .weights import WeightMap, exchanges
 
 __all__ = ["diagnosed"]
 
@@ -79,11 +80,8 @@ def _flat(side: Side) -> Callable[[Any], dict[str, Any]]:
 
 
 def _of_jax(port: Side, names: WeightMap, answers: Answers) -> dict[str, Any]:
-    numbers = {INPUT + name: x for name, x in answers.inputs.items()} | {
-        WEIGHT + a: carried(answers.weights[b], how, port.weights[a].shape)
-        for a, (b, how) in names.items()
-    }
-    return {name: jnp.asarray(x) for name, x in cast(numbers, "float64").items()}
+    numbers = cast(answers.of_port(names, port.weights), "float64")
+    return {name: jnp.asarray(x) for name, x in numbers.items()}
 
 
 def _exchanged(

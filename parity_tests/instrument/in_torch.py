@@ -39,8 +39,7 @@ def run_torch(
     for name in wrt:
         tensors[name].requires_grad_()
     with torch.inference_mode(False), torch.enable_grad():
-        # Copies, which may be written into.
-        outputs = function(**{name: x.clone() for name, x in tensors.items()})
+        outputs = function(**tensors)
     reached = [name for name, tensor in outputs.items() if tensor.requires_grad]
     gradients = ()
     if wrt:
@@ -141,7 +140,18 @@ def _side(
     def cast(x: Any, dtype: str) -> Any:
         return torch.as_tensor(x).to(getattr(torch, dtype))
 
-    return Side(weights, call, source, cast, run_torch, taps)
+    return Side(weights, call, source, cast, _run_program, taps)
+
+
+def _run_program(
+    function: Function, inputs: Arrays, cotangents: Arrays, wrt: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """On copies, which may be written into."""
+
+    def copied(**tensors: torch.Tensor) -> dict[str, Any]:
+        return function(**{name: x.clone() for name, x in tensors.items()})
+
+    return run_torch(copied, inputs, cotangents, wrt)
 
 
 @contextmanager

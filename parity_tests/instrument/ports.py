@@ -30,7 +30,7 @@ from .session import SESSION
 from .sides import INPUT, NO_TAPS, TAP, WEIGHT, Side, cast
 from .tolerances import PORT_FACTOR, SAME_FUNCTION
 from .verdicts import PASSING, Report, Row, judge
-from .weights import WeightMap, back, carried, checked, doubts, guessed
+from .weights import WeightMap, back, checked, doubts, guessed
 
 __all__ = ["compare", "record", "replay"]
 
@@ -249,11 +249,7 @@ class _Port:
             f"weight {a} is {b}, {how}{unsure.get(a, '')}"
             for a, (b, how) in self.names.items()
         )
-        inputs = {INPUT + name: x for name, x in answers.inputs.items()}
-        self.numbers = inputs | {
-            WEIGHT + a: carried(answers.weights[b], how, side.weights[a].shape)
-            for a, (b, how) in self.names.items()
-        }
+        self.numbers = answers.of_port(self.names, side.weights)
 
     def contract(self) -> list[Row]:
         """Outputs that are not there on both sides, or not of one shape."""

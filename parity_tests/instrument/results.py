@@ -11,7 +11,7 @@ from .answers import apart, finite, kinds
 from .bounded import Bounded
 from .causes import Cause, explained
 from .dtypes import DTYPES, unit_roundoff
-from .faults import Change
+from .parted import Change
 from .stages import Recording, Region, Stage, same_numbers, wide
 from .tolerances import PLAIN_UNITS
 from .verdicts import Report, Row, judge
