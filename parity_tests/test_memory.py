@@ -62,7 +62,11 @@ def cases(*implementations: str, targets: tuple[str, ...]) -> list:
     ("implementation", "target"),
     [
         *cases("blockwise", targets=("cpu", *tpu.TOPOLOGIES)),
-        *cases("pallas_tpu", targets=tpu.TOPOLOGIES),
+        # Its compiling takes as long as all the others', so at the full level.
+        *(
+            pytest.param("pallas_tpu", target, marks=pytest.mark.full)
+            for target in tpu.TOPOLOGIES
+        ),
     ],
 )
 def test_memory_is_linear_in_the_tokens(implementation, target):

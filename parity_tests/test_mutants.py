@@ -19,7 +19,7 @@ def _id(mutant):
 def pytest_generate_tests(metafunc):
     if "mutant" in metafunc.fixturenames:
         # Which are seen does not depend on the order of other tests; `python -m parity_tests.mutants` shows all.
-        step = {"quick": 4, "default": 2, "full": 1}[metafunc.config.getoption("level")]
+        step = {"quick": 4, "default": 3, "full": 1}[metafunc.config.getoption("level")]
         metafunc.parametrize("mutant", MUTANTS[::step], ids=_id)
 
 
