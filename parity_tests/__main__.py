@@ -217,15 +217,8 @@ def _compare(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     texts = (options.port, options.original, *_oracle(options))
     port, original, *oracle = _programs(options, *texts)
-    report = compare(
-        port,
-        original,
-        _drawn(options),
-        weights=_map(options),
-        oracle=next(iter(oracle), None),
-        dtypes=("float32", *options.dtype),
-        seed=options.seed,
-    )
+    how = _how(options, oracle)
+    report = compare(port, original, _drawn(options), weights=_map(options), **how)
     return _ended(options, arguments, report)
 
 
@@ -233,14 +226,7 @@ def _record(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from .instrument import record
 
     original, *oracle = _programs(options, options.original, *_oracle(options))
-    record(
-        original,
-        _drawn(options),
-        options.file,
-        oracle=next(iter(oracle), None),
-        dtypes=("float32", *options.dtype),
-        seed=options.seed,
-    )
+    record(original, _drawn(options), options.file, **_how(options, oracle))
     print(f"wrote {options.file}")
     return 0
 
@@ -344,6 +330,15 @@ def _oracle(options: argparse.Namespace) -> list[str]:
     if options.scheme:
         return [f"{__package__}.instrument.known:{options.scheme}"]
     return [options.oracle] if options.oracle else []
+
+
+def _how(options: argparse.Namespace, oracle: list[Any]) -> dict[str, Any]:
+    dtypes = ("float32", *options.dtype)
+    return {
+        "oracle": oracle[0] if oracle else None,
+        "dtypes": dtypes,
+        "seed": options.seed,
+    }
 
 
 def _drawn(options: argparse.Namespace) -> dict[str, np.ndarray]:

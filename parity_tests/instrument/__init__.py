@@ -1,38 +1,22 @@
-"""The comparison itself: inputs drawn once, two runners, a float64 oracle, a verdict in words.
-
-Names are loaded when they are asked for, so that what needs no PyTorch runs without it.
-"""
+"""The comparison itself: inputs drawn once, two runners, a float64 oracle, a verdict in words."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .cases import pair
-    from .draws import booleans, normal, positions, tokens
-    from .dtypes import DTYPES
-    from .inputs import PROFILES
-    from .invariants import check_invariants
-    from .lints import lint
-    from .pairs import Pair, run
-    from .ports import compare, record, replay
-    from .results import explain
-    from .verdicts import PASSING, VERDICTS, Report, Row, judge
+from .cases import pair
+from .draws import booleans, normal, positions, tokens
+from .dtypes import DTYPES
+from .inputs import PROFILES
+from .invariants import check_invariants
+from .lints import lint
+from .ports import compare, record, replay
+from .results import explain
+from .verdicts import PASSING, VERDICTS, Report, Row, judge
 
-# Where each is.
-NAMES = {
-    "cases": ("pair",),
-    "draws": ("booleans", "normal", "positions", "tokens"),
-    "dtypes": ("DTYPES",),
-    "results": ("explain",),
-    "inputs": ("PROFILES",),
-    "invariants": ("check_invariants",),
-    "lints": ("lint",),
-    "pairs": ("Pair", "run"),
-    "ports": ("compare", "record", "replay"),
-    "verdicts": ("PASSING", "VERDICTS", "Report", "Row", "judge"),
-}
+if TYPE_CHECKING:
+    from .pairs import Pair, run
 
 __all__ = [
     "DTYPES",
@@ -59,7 +43,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in NAMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """What needs PyTorch, which a replay does without."""
+    if name not in ("Pair", "run"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(".pairs", __name__), name)

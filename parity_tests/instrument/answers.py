@@ -14,7 +14,18 @@ import numpy as np
 
 from .dtypes import DTYPES, Arrays, unit_roundoff
 from .environment import environment
-from .sides import BUFFER, INPUT, TAP, WEIGHT, Side, called, cast, named, of_kind
+from .sides import (
+    BUFFER,
+    INPUT,
+    TAP,
+    WEIGHT,
+    Side,
+    as_real,
+    called,
+    cast,
+    named,
+    of_kind,
+)
 from .tolerances import (
     COST_RUNS,
     FEW,
@@ -134,24 +145,18 @@ class Answers:
                 f"{path.name} must be a file of `record` of format {FORMAT} as it was written, got format "
                 f"{manifest['format']}{'' if whole[1] else ', changed since'}."
             )
+
+        def answer(dtype: str, name: str) -> Answer:
+            fields = (arrays[f"{dtype}/{field}/{name}"] for field in Answer._fields)
+            found = Answer(*fields)
+            return found._replace(rounded=found.rounded.astype(DTYPES[dtype]))
+
         tensors = {
-            dtype: {
-                name: Answer(
-                    *(arrays[f"{dtype}/{field}/{name}"] for field in Answer._fields)
-                )
-                for name in manifest["tensors"]
-            }
+            dtype: {name: answer(dtype, name) for name in manifest["tensors"]}
             for dtype in manifest["dtypes"]
         }
-        tensors = {
-            dtype: {
-                name: answer._replace(rounded=answer.rounded.astype(DTYPES[dtype]))
-                for name, answer in found.items()
-            }
-            for dtype, found in tensors.items()
-        }
-        kinds = (of_kind(arrays, f"{kind}/") for kind in ("numbers", "cotangents"))
-        return cls(manifest["source"], *kinds, tensors, frozenset(manifest["frozen"]))
+        given = (of_kind(arrays, f"{kind}/") for kind in ("numbers", "cotangents"))
+        return cls(manifest["source"], *given, tensors, frozenset(manifest["frozen"]))
 
 
 def asked(
@@ -216,7 +221,7 @@ def _right(
     given = cast(cast(inputs, dtype), "float64")
     outputs = {
         name: np.asarray(x, np.float64)
-        for name, x in named(called(oracle, given)).items()
+        for name, x in as_real(named(called(oracle, given))).items()
     }
     for name, x in outputs.items():
         if name not in double or double[name].shape != x.shape:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from .dtypes import DTYPES, Arrays, Function
-from .sides import NO_TAPS, Side, bound, called, source_of
+from .sides import NO_TAPS, Side, bound, called, is_module, source_of
 from .stages import Recording, Stage, line_of, wide
 
 __all__ = ["anew", "frames_of", "jax_side", "record_jax", "run_jax"]
@@ -68,14 +68,11 @@ def jax_side(
 
     Taps are what a module sows, such as "attn/q_rot"; a linen module's own outputs are "attn/__call__".
     """
-    if _is_flax(program, "nnx"):
+    if is_module(program, "flax.nnx"):
         return _nnx_side(program, taps)
-    if _is_flax(program, "linen"):
+    if is_module(program, "flax.linen"):
         return _linen_side(program, inputs, taps)
-    torch_module = any(
-        c.__module__ == "torch.nn.modules.module" for c in type(program).__mro__
-    )
-    if torch_module or not callable(program):
+    if is_module(program, "torch.nn") or not callable(program):
         raise TypeError(
             f"the port, which comes first, must be a function of JAX or a Flax module, got {type(program).__name__}."
         )
@@ -111,13 +108,6 @@ def anew(*, double: bool = False) -> Iterator[None]:
     jax.clear_caches()
     with jax.enable_x64(double):
         yield
-
-
-def _is_flax(program: Any, kind: str) -> bool:
-    return any(
-        base.__name__ == "Module" and base.__module__.startswith(f"flax.{kind}")
-        for base in type(program).__mro__
-    )
 
 
 def _nnx_side(module: Any, taps: Mapping[str, str]) -> Side:

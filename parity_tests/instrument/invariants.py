@@ -38,7 +38,7 @@ import numpy as np
 
 from .dtypes import DTYPES, Arrays, unit_roundoff
 from .environment import environment
-from .sides import bound, called, cast, named, source_of
+from .sides import bound, called, cast, is_module, named, source_of
 from .verdicts import VERDICTS, Findings, Report, Row
 
 __all__ = ["DEFAULT", "INVARIANTS", "check_invariants"]
@@ -218,7 +218,9 @@ class _Torch:
 
     def __init__(self, program: Any, inputs: Arrays) -> None:
         self.program = program
-        self.source = source_of(type(program) if _is_module(program) else program)
+        self.source = source_of(
+            type(program) if is_module(program, "torch.nn") else program
+        )
         self(inputs, "float32")
 
     def __call__(self, arrays: Arrays, dtype: str = "float64") -> dict[str, np.ndarray]:
@@ -243,7 +245,9 @@ class _Torch:
         from .in_torch import to_torch
 
         program = _copied(self.program)
-        signature = program.eval().forward if _is_module(program) else program
+        signature = (
+            program.eval().forward if is_module(program, "torch.nn") else program
+        )
 
         def call(arrays: Arrays) -> Any:
             given = {name: to_torch(x) for name, x in arrays.items()}
@@ -265,7 +269,7 @@ def _from_torch(outputs: Any) -> dict[str, np.ndarray]:
 
 def _runner(program: Any, inputs: Arrays) -> _Jax | _Torch:
     """By what it is made of; of a function only a call can tell."""
-    if _is_module(getattr(program, "__self__", program)):
+    if is_module(getattr(program, "__self__", program), "torch.nn"):
         return _Torch(program, inputs)
     try:
         return _Jax(program, inputs)
@@ -277,12 +281,6 @@ def _runner(program: Any, inputs: Arrays) -> _Jax | _Torch:
         except Exception as other:
             error.add_note(f"As a program of PyTorch: {_told(other)}")
             raise error from None
-
-
-def _is_module(program: Any) -> bool:
-    return any(
-        base.__module__ == "torch.nn.modules.module" for base in type(program).__mro__
-    )
 
 
 def _copied(program: Any) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from .bounded import exact
 from .oracles import alibi_bias, alibi_slopes, rope_cos_sin, rotate, sinusoid
 
-__all__ = ["SCHEMES", "alibi", "rope", "sinusoidal"]
+__all__ = ["alibi", "rope", "sinusoidal"]
 
 
 def rope(
@@ -71,10 +69,3 @@ def alibi(
     """The bias, [*batch, heads, queries, keys] (Press et al., 2022, section 3)."""
     slopes = exact(alibi_slopes(num_heads))
     return alibi_bias(query_positions, key_positions, slopes, kind)[0].value
-
-
-SCHEMES: dict[str, Callable[..., np.ndarray]] = {
-    "rope": rope,
-    "sinusoidal": sinusoidal,
-    "alibi": alibi,
-}

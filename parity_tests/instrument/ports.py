@@ -28,7 +28,7 @@ from .in_jax import anew, jax_side
 from .programs import loaded
 from .session import SESSION
 from .sides import INPUT, NO_TAPS, TAP, WEIGHT, Side, cast
-from .tolerances import PORT_FACTOR, SAME_FUNCTION
+from .tolerances import ORACLE_SHARE, PORT_FACTOR, SAME_FUNCTION
 from .verdicts import PASSING, Report, Row, judge
 from .weights import WeightMap, back, checked, doubts, guessed
 
@@ -347,15 +347,11 @@ def _with_constants(rows: list[Row]) -> list[Row]:
 
 
 def _judged(name: str, a: np.ndarray, answer: Answer, dtype: str) -> Row:
-    cost = answer.cost
+    units = PORT_FACTOR * answer.cost / unit_roundoff(np.float32)
     if dtype == "float64":
-        least = SAME_FUNCTION * least_of_slices(
-            np.nan_to_num(np.abs(finite(answer.truth)))
-        )
-        cost = np.maximum(
-            cost, least * unit_roundoff(np.float32) / unit_roundoff(np.float64)
-        )
-    units = PORT_FACTOR * cost / unit_roundoff(np.float32)
+        sizes = least_of_slices(np.nan_to_num(np.abs(finite(answer.truth))))
+        least = SAME_FUNCTION / (ORACLE_SHARE * unit_roundoff(np.float64)) * sizes
+        units = np.maximum(units, least)
     held = DTYPES[dtype]
     compute = DTYPES["float64" if dtype == "float64" else "float32"]
     # What the dtype has no number for is as large as infinity on either side.

@@ -26,9 +26,11 @@ __all__ = [
     "TAP",
     "WEIGHT",
     "Side",
+    "as_real",
     "bound",
     "called",
     "cast",
+    "is_module",
     "named",
     "of_kind",
     "source_of",
@@ -79,7 +81,7 @@ class Side:
                         f"`taps` must name what {self.source} has, {', '.join(tapped) or 'nothing'}; got {name!r}."
                     )
             taps = {TAP + name: tapped[own] for name, own in self.taps.items()}
-            outputs = _as_real({**taps, **named(tree)})
+            outputs = as_real({**taps, **named(tree)})
             return {name: self.cast(x, dtype) for name, x in outputs.items()}
 
         return function
@@ -100,7 +102,7 @@ class Side:
         return self.run(self.function(dtype), given, cots, learnt)
 
 
-def _as_real(outputs: dict[str, Any]) -> dict[str, Any]:
+def as_real(outputs: dict[str, Any]) -> dict[str, Any]:
     """Complex numbers as two outputs."""
     found = {}
     for name, x in outputs.items():
@@ -203,6 +205,14 @@ def bound(function: Callable[..., Any], given: dict[str, Any]) -> Any:
         **{
             name: values[name] for name in kinds if name in values and name not in first
         },
+    )
+
+
+def is_module(program: Any, library: str) -> bool:
+    """Whether it is a `Module` of "torch.nn", "flax.nnx" or "flax.linen", which need not be loaded to know."""
+    return any(
+        base.__name__ == "Module" and base.__module__.startswith(library)
+        for base in type(program).__mro__
     )
 
 

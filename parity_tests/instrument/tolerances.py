@@ -56,7 +56,7 @@ PEER_FLOOR_SHARE = 1 / 64
 PORT_FACTOR = 2 * PEER_FACTOR
 # In float64 two right programs may differ by so much of the largest number of a slice, whatever float32 costs: the
 # functions of one library are off by hundreds of roundings in their tails (JAX's gelu). Faults are of 1e-7 and more.
-SAME_FUNCTION = 2.0**-42
+SAME_FUNCTION = 2.0**-38
 # In so many runs. The largest error of one is now and then a quarter of that of another, where there are few numbers.
 COST_RUNS = 4
 # In half precision no more than so many units of the largest number: to round after every operation costs a few, and an
