@@ -170,6 +170,35 @@ def test_complex_numbers(ours, words):
     named(words, scores(ours), scores(llama_torch), q=Q, k=Q[::-1])
 
 
+def test_scale_beside_a_query_that_sees_no_key():
+    """Of such a query PyTorch gives zeros; it is recorded so too."""
+    allowed = np.tri(5, dtype=bool)
+    allowed[2] = False
+
+    def port(x):
+        scores = jnp.where(allowed, x @ x.mT, -1e30)
+        return jax.nn.softmax(scores) @ x * allowed.any(-1)[:, None]
+
+    def original(x):
+        mask = torch.from_numpy(allowed)
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    named("the step 'mul' is left out", port, original, x=Q)
+
+
+def test_mask_the_other_way_round():
+    hidden = np.add.outer(np.arange(5), np.arange(5)) % 2 == 1
+
+    def port(x):
+        return jax.nn.softmax(jnp.where(~hidden, -1e9, x @ x.mT)) @ x
+
+    def original(x):
+        scores = (x @ x.mT).masked_fill(torch.from_numpy(hidden), -1e9)
+        return scores.softmax(-1) @ x
+
+    named("mask the other way round", port, original, x=X)
+
+
 class Tabulated(torch.nn.Module):
     """Rotations that are made before the call, as Llama's first code has them, or as two tables, each pair twice."""
 

@@ -435,3 +435,11 @@ def test_jax_alone_needs_no_torch():
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
     )
     assert done.stdout.startswith("CHECK AGREE"), done.stderr
+
+
+def test_inputs_are_handed_over_in_their_order():
+    """Whatever their alphabet, where names say nothing."""
+    rng = np.random.default_rng(0)
+    inputs = {"z": rng.normal(size=(2, 7, 6)), "w": rng.normal(size=(6, 3))}
+    check_invariants(jnp.matmul, inputs, ("order", "dtype")).check()
+    check_invariants(torch.matmul, inputs, ("order", "dtype")).check()

@@ -396,6 +396,11 @@ def test_inputs_by_name_and_by_order():
     compare(port, original, inputs).check()
     with pytest.raises(TypeError, match="be as many as those that are free, none"):
         compare(lambda x: x, original, inputs)
+    # By order where names say nothing, whatever their alphabet.
+    z_first = {"z": X**2, "a": X}
+    for ours in (jnp.subtract, lambda hidden, mask: hidden - mask):
+        compare(ours, original, z_first).check()
+        assert not compare(lambda p, q, f=ours: f(q, p), original, z_first).passed
     # An option is not given what another input may be meant for.
     compare(lambda x, mask, layout="half": x - mask, original, inputs).check()
     with pytest.raises(TypeError, match="those that are free, layout, other; got"):
@@ -512,6 +517,14 @@ def test_complex_numbers_are_two():
     assert verdicts["out.real float64"] == "EQUAL"
     assert verdicts["out.imag float64"] == "DIVERGE"
 
+    def judged(oracle):
+        return compare(
+            lambda x: jax.lax.complex(x, 2 * x), right, {"x": X}, oracle=oracle
+        )
+
+    judged(lambda x: x + 2j * x).check()
+    assert not judged(lambda x: x + 3j * x).passed
+
 
 def test_nothing_is_invalid():
     report = compare(lambda x: None, lambda x: None, {"x": X})
@@ -599,7 +612,7 @@ def test_state_of_pytorch_is_not_that_of_a_comparison():
         return jnp.sin(x * jnp.linspace(0, 100, 6, dtype="float32"))
 
     def theirs(x):
-        return torch.sin(x * torch.linspace(0, 100, 6, dtype=torch.float32))
+        return torch.sin(x * torch.linspace(0, 100, 6))
 
     with torch.no_grad():
         compare(far, theirs, {"x": X}).check()
@@ -627,17 +640,40 @@ def test_port_that_insists_on_float32():
     """As a carry of a scan does; then float32 alone is judged, and it is said."""
 
     def total(carry, row):
-        carry = carry + row.astype(jnp.float32)
-        return carry, carry
+        return carry + row, carry + row
 
     def port(x):
         return jax.lax.scan(total, jnp.zeros(6, jnp.float32), x)[1]
 
     x = np.random.default_rng(0).normal(size=(9, 6))
     report = compare(port, lambda x: x.cumsum(0), {"x": x})
-    if not any("does not run in float64" in note for note in report.notes):
-        assert any(row.name == "out float64" for row in report.rows)
     report.check()
+    assert report.notes[0].startswith("A does not run in float64, so it is judged in")
+    assert {row.name for row in report.rows} == {"out float32", "d_x float32"}
+    assert not compare(port, lambda x: x.cumsum(0) * 1.001, {"x": x}).passed
+
+
+def test_original_that_is_more_exact_in_float32_than_in_float64():
+    """It sums in float64 what is in float32, and in float64 no better: what float32 costs says little of that."""
+
+    def theirs(x, w):
+        return (x.double() @ w.double()).to(x.dtype)
+
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.normal(size=(64, 2048)), "w": rng.normal(size=(2048, 64))}
+    verdicts = {r.name: r.verdict for r in compare(jnp.matmul, theirs, inputs).rows}
+    assert verdicts["out float64"] == "AGREE"
+
+
+def test_beyond_half_precision_both_are_infinite():
+    report = compare(
+        lambda x: jnp.exp(8 * x),
+        lambda x: torch.exp(8 * x),
+        {"x": X},
+        dtypes=("float32", "float16"),
+    )
+    report.check()
+    assert np.exp(8 * X.max()) > np.finfo(np.float16).max
 
 
 def test_dropout_and_statistics_are_those_of_evaluation():
@@ -945,6 +981,48 @@ def test_doubt_of_a_guess_is_said():
         zeros(**{"a.weight": (3, 3), "b.weight": (3, 3)}),
     )
     assert not doubts(guessed(ours, theirs), ours, theirs)
+
+
+def test_names_that_say_nothing_are_taken_in_order():
+    """Flax numbers modules by their kind."""
+    made = {
+        "LayerNorm_0": "emb_ln",
+        "Dense_0": "w",
+        "Dense_1": "fc",
+        "LayerNorm_1": "head",
+        "Dense_2": "proj_in",
+    }
+    ours, theirs, right = {}, {}, {}
+    for one, other in made.items():
+        is_dense = one.startswith("Dense")
+        for a, b, shape in (
+            ("kernel" if is_dense else "scale", "weight", (6, 6) if is_dense else (6,)),
+            ("bias", "bias", (6,)),
+        ):
+            ours[f"{one}/{a}"] = theirs[f"{other}.{b}"] = np.zeros(shape)
+            right[f"{one}/{a}"] = f"{other}.{b}"
+    assert {a: b for a, (b, _) in guessed(ours, theirs).items()} == right
+
+
+def test_weights_exchanged_anywhere_are_named():
+    class Original(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh())
+            self.head = torch.nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.head(self.body(x))
+
+    class Port(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            body, head = linen.Dense(6, name="body_0"), linen.Dense(6, name="head")
+            return body(jnp.tanh(head(x)))
+
+    report = compare(Port(), Original(), {"x": X})
+    words = "weights body.0 and head are exchanged"
+    assert any(words in cause for cause in report.causes), str(report)
 
 
 def attention(names):

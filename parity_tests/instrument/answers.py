@@ -243,7 +243,6 @@ def _costs(
     """What rounding costs, at worst of a first run and a few near by: of few numbers one may be lucky."""
     rng = np.random.default_rng(0)
     errors: dict[str, np.ndarray] = {}
-    sizes: dict[str, np.ndarray] = {}
     # Whole numbers, as tokens that are chosen, and truth values are not rounded.
     whole = {*cotangents}
 
@@ -259,9 +258,8 @@ def _costs(
             right = finite(exact[name])
             if name.startswith("d_") or (np.nan_to_num(right) % 1).any():
                 whole.discard(name)
-            error, size = (np.nan_to_num(np.abs(a)) for a in (finite(x) - right, right))
+            error = np.nan_to_num(np.abs(finite(x) - right))
             errors[name] = np.maximum(errors.get(name, 0.0), error)
-            sizes[name] = np.maximum(sizes.get(name, 0.0), size)
 
     see(*first)
     for _ in range(COST_RUNS):
@@ -275,26 +273,15 @@ def _costs(
         # A table that is kept in float32 may be rounded otherwise.
         near_by |= moved(unit_roundoff(np.float32), (BUFFER,))
         see(exact, original.results(near_by, others, dtype, dtype))
-    numbers_out = sum(c.size for c in cotangents.values())
     return {
         name: np.zeros(error.shape)
         if name in whole
-        else _cost(sizes[name], error, dtype, _floor(name, error.size, numbers_out))
+        else _cost(np.nan_to_num(np.abs(finite(first[0][name]))), error, dtype)
         for name, error in errors.items()
     }
 
 
-def _floor(name: str, size: int, outputs: int) -> float:
-    """Of an honest error, in roundings of the largest number.
-
-    A gradient is a sum over all that shares what it is of: n terms are off by about sqrt(n) roundings, if one side does
-    not sum them in pairs.
-    """
-    terms = outputs / max(size, 1) if name.startswith("d_") else 1
-    return max(PEER_FLOOR_UNITS, math.sqrt(terms))
-
-
-def _cost(size: np.ndarray, error: np.ndarray, dtype: str, floor: float) -> np.ndarray:
+def _cost(size: np.ndarray, error: np.ndarray, dtype: str) -> np.ndarray:
     """At every place the least of what was seen in the slices that it is in, one for each axis.
 
     So no head, position or channel hides among those with larger numbers or errors.
@@ -302,10 +289,10 @@ def _cost(size: np.ndarray, error: np.ndarray, dtype: str, floor: float) -> np.n
     unit = unit_roundoff(DTYPES[dtype])
     cost = np.full(size.shape, np.inf)
     if not size.ndim:
-        cost = np.maximum(error, floor * unit * size)
+        cost = np.maximum(error, PEER_FLOOR_UNITS * unit * size)
     for axis in range(size.ndim if size.size else 0):
         seen, sizes = (_largest_of_slices(x, axis) for x in (error, size))
-        seen = np.maximum(seen, floor * unit * sizes)
+        seen = np.maximum(seen, PEER_FLOOR_UNITS * unit * sizes)
         if dtype != "float32":
             capped = np.minimum(seen, HALF_UNITS * unit * sizes)
             # What is zero, as the gradient of a bias of keys, is nothing but rounding.

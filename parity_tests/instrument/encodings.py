@@ -199,8 +199,6 @@ def tabulated(parted: Parted, at: int) -> Found:
         right, turns = found
         make = np.sin if at == table.of[-1] else np.cos
         for base in bases:
-            if abs(base / right - 1) < 1e-3:
-                continue
             power = np.log(base) / np.log(right)
             others = np.arange(len(turns))[:, None] * turns[1] ** power
             new = np.exp(1j * others) if len(table.of) == 1 else make(others)

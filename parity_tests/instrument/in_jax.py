@@ -6,8 +6,9 @@ input x under "d_x".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,7 +20,14 @@ from .dtypes import DTYPES, Arrays, Function
 from .sides import NO_TAPS, Side, bound, called, is_module, source_of
 from .stages import Recording, Stage, line_of, wide
 
-__all__ = ["anew", "frames_of", "jax_side", "record_jax", "run_jax"]
+__all__ = [
+    "anew",
+    "frames_of",
+    "in_order",
+    "jax_side",
+    "record_jax",
+    "run_jax",
+]
 
 # Of a loop that is recorded step by step: layers, not tokens.
 MOST_STEPS = 64
@@ -68,6 +76,22 @@ def jax_side(
 
     Taps are what a module sows, such as "attn/q_rot"; a linen module's own outputs are "attn/__call__".
     """
+    side = _side_of(program, inputs, taps)
+
+    def call(weights: dict[str, Any], given: dict[str, Any], dtype: str) -> Any:
+        return side.call(weights, in_order(given, inputs), dtype)
+
+    return replace(side, call=call)
+
+
+def in_order(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """As they were given: a program that is traced gets them in the order of their names."""
+    return {name: given[name] for name in names if name in given}
+
+
+def _side_of(
+    program: Any, inputs: Mapping[str, np.ndarray], taps: Mapping[str, str]
+) -> Side:
     if is_module(program, "flax.nnx"):
         return _nnx_side(program, taps)
     if is_module(program, "flax.linen"):

@@ -38,7 +38,7 @@ def run_torch(
     tensors = {name: to_torch(array) for name, array in inputs.items()}
     for name in wrt:
         tensors[name].requires_grad_()
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False):  # Which turns gradients on too.
         outputs = function(**tensors)
     reached = [name for name, tensor in outputs.items() if tensor.requires_grad]
     gradients = ()

@@ -140,6 +140,7 @@ class _Jax:
         # A copy, since a program may keep what it has computed.
         self.program, self.side = program, jax_side(_copied(program), inputs)
         self.source, self.uncompiled = self.side.source, ""
+        self.names = tuple(inputs)
         self._double: bool | None = None
         self._compiled = jax.jit(self._outputs, static_argnums=2)
         try:
@@ -166,13 +167,15 @@ class _Jax:
         """A call of a copy as it is, after others that it may refuse: what they leave behind, it finds."""
         import jax
 
+        from .in_jax import in_order
+
         program, weights = _copied(self.program), _to_jax(self.side.weights)
         linen = hasattr(program, "init") and hasattr(program, "apply")
 
         def run(given: dict[str, Any]) -> Any:
             if linen:
                 return self._outputs(weights, given, "float32")
-            return named(called(program, given))
+            return named(called(program, in_order(given, self.names)))
 
         def call(arrays: Arrays) -> Any:
             # A new function each time, or JAX would not run the program again.
