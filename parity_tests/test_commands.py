@@ -488,6 +488,9 @@ def test_pair_has_every_case():
     assert [*map(str, cases)] == [f"S={s},seed={n}" for s in (2, 4) for n in (0, 1)]
     with pytest.raises(AssertionError, match="PARITY DIVERGE"):
         cases[0].check()
+    # Another seed is of other inputs.
+    first, second = (case.report().rows[0].error_a for case in cases[:2])
+    assert first != second
 
 
 def test_options_reach_both_sides_and_the_oracle():

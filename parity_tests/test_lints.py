@@ -108,6 +108,10 @@ def halved(table, positions):
     return table[jnp.minimum(jnp.abs(positions) // 2, 8)] + table[::-1][DENSE]
 
 
+def never_chosen(table, positions):
+    return table[jnp.where(jnp.logical_not(jnp.arange(7) < 7), 100, 1)]
+
+
 def promised(table, positions):
     return table.at[positions].get(mode="promise_in_bounds")
 
@@ -208,6 +212,7 @@ RIGHT = {
             clipped,
             wrapped,
             halved,
+            never_chosen,
             promised,
             promised_on_many_lines,
             not_a_number,
@@ -297,6 +302,14 @@ def clipped_one_too_far(table, positions):
     return jnp.abs(table[jnp.clip(positions, 0, table.shape[0])])  # here
 
 
+def with_other_bits(table, positions):
+    return table[jnp.clip(positions, 0, 8) | 3]  # here
+
+
+def with_all_other_bits(table, positions):
+    return table[~jnp.clip(positions, 0, 9)]  # here
+
+
 def moved_back(table, offset):
     return jax.lax.dynamic_slice_in_dim(table, offset, 7)  # here
 
@@ -380,6 +393,8 @@ WRONG = {
     "below": ("table-reads", clipped_from_below, TABLE, CLAMPED),
     "end": ("table-reads", too_far_from_the_end, TABLE, CLAMPED),
     "too-far": ("table-reads", clipped_one_too_far, TABLE, CLAMPED),
+    "bits": ("table-reads", with_other_bits, TABLE, CLAMPED),
+    "all-bits": ("table-reads", with_all_other_bits, TABLE, CLAMPED),
     "moved": ("table-reads", moved_back, OFFSET, "past the end of (9, 8)"),
     "one-row": ("table-reads", one_row, OFFSET, CLAMPED),
     "by-name": ("table-reads", one_row_by_name, OFFSET, CLAMPED),

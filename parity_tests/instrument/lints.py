@@ -450,7 +450,8 @@ def _range(eqn: Any, given: list[_Value]) -> Range | None:
         (axis,) = params["axes"]
         most = eqn.invars[0].aval.shape[axis] - 1
         return np.zeros(shape), np.full(shape, float(most))
-    if name not in RANGES:
+    of_bits = name in LOGICAL and eqn.outvars[0].aval.dtype != bool
+    if name not in RANGES or of_bits:
         return _any(eqn.outvars[0].aval.dtype, shape)
     ends = [
         x.range or (np.full(atom.aval.shape, -np.inf), np.full(atom.aval.shape, np.inf))
@@ -531,6 +532,8 @@ def _product(params: Any, a: Range, b: Range) -> Range:
     return np.minimum.reduce(corners), np.maximum.reduce(corners)
 
 
+# Of truth values; of integers they are of bits, and nothing is known.
+LOGICAL = ("and", "not", "or")
 RANGES: dict[str, Callable[..., Range]] = {
     "add": _growing(lambda p, a, b: a + b),
     "max": _growing(lambda p, a, b: np.maximum(a, b)),
