@@ -13,17 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from .faults import faults_of
-from .parted import Change, Parted
-from .stages import Recording, Region, Stage, same_numbers
-from .tolerances import EXPLAINS, STAGE_SHARE
+from .parted import Change, Parted, explains
+from .stages import Recording, Stage, leading_to, same_numbers
+from .swaps import Swap
+from .tolerances import STAGE_SHARE
 
 __all__ = ["Cause", "explained"]
 
-# What a diagnosis may take, and how much longer to look for others that explain it too.
-MOST_SECONDS, MORE_SECONDS = 15, 2
-# What a port that takes a step in float32, as Flax's Embed may, is off with any hypothesis; a right one is then seen by
-# so many times less than was off without it.
-IN_FLOAT32, CLEARLY = 2.0**-23, 20
+# What a diagnosis may take, also if its place is known, and how much longer to look for others that explain it too.
+MOST_SECONDS, SECONDS_AFTER_SWAP, MORE_SECONDS = 15, 8, 2
 # How many explanations are said, and which before which.
 SAID = 3
 PLAINEST_FIRST = (
@@ -73,32 +71,30 @@ class Cause:
 
 
 def explained(
-    original: Recording,
-    region: Region,
-    port: Recording,
-    parting: Region,
+    parted: Parted,
+    swap: Swap | None,
     error: Callable[[dict[int, Change]], float],
 ) -> list[Cause]:
     """The hypotheses that explain the difference, the plainest first.
 
     Args:
-        original, port: What the sides did.
-        region, parting: Where they part, in the original and in the port.
+        parted: Both sides.
+        swap: Before which the fault is, if that is known.
         error: The largest difference of the original's outputs from the port's, as a share of them, with changes in
             some of its stages.
     """
     causes: list[Cause] = []
-    before, until = error({}), time.monotonic() + MOST_SECONDS
-    parted = Parted(original, region, port, parting)
+    before = error({})
+    until = time.monotonic() + _seconds(swap)
     if not np.isfinite(before):
         return []
     faults = {at: _first(faults_of(parted, at)) for at in _nearest_first(parted)}
     tried: set[tuple[str, tuple[int, ...]]] = set()
-    for at, words, ours in _likeliest_first(parted, faults):
+    for at, words, ours in _likeliest_first(parted, swap, faults):
         change = faults[at][words]
-        for stages in _together(parted, at, [*faults]):
+        for stages in _together(parted, swap, at, [*faults]):
             changes = {
-                i: faults[i].get(words) or _there(original, change, at, i)
+                i: faults[i].get(words) or _there(parted.original, change, at, i)
                 for i in stages
             }
             changes = {i: c for i, c in sorted(changes.items()) if c}
@@ -106,14 +102,22 @@ def explained(
                 continue
             tried.add((words, (*changes,)))
             after = error(changes)
-            if after < max(EXPLAINS * before, min(IN_FLOAT32, before / CLEARLY)):
-                causes.append(Cause(words, original.stages[at], ours, before, after))
+            if explains(before, after):
+                causes.append(
+                    Cause(words, parted.original.stages[at], ours, before, after)
+                )
                 until = min(until, time.monotonic() + MORE_SECONDS)
                 break
     plain: dict[str, Cause] = {}
     for cause in sorted(causes, key=_plainness):
         plain.setdefault(cause.words.split(",")[0], cause)
     return [*plain.values()][:SAID]
+
+
+def _seconds(swap: Swap | None) -> float:
+    if swap is None:
+        return MOST_SECONDS
+    return MORE_SECONDS if swap.cause else SECONDS_AFTER_SWAP
 
 
 def _there(recording: Recording, change: Change, at: int, other: int) -> Change | None:
@@ -142,9 +146,9 @@ def _nearest_first(parted: Parted) -> list[int]:
 
 
 def _likeliest_first(
-    parted: Parted, faults: dict[int, dict[str, Change]]
+    parted: Parted, swap: Swap | None, faults: dict[int, dict[str, Change]]
 ) -> list[tuple[int, str, Stage | None]]:
-    """Those that give numbers which the port has, and where it has them, then the others.
+    """Those that give numbers which the port has, and where it has them, then the others; of both those before a swap.
 
     To run the original again takes long; to look through the port's stages does not.
     """
@@ -154,7 +158,8 @@ def _likeliest_first(
         for at in faults
         for words, change in faults[at].items()
     ]
-    return sorted(found, key=lambda hypothesis: hypothesis[2] is None)
+    before = leading_to(parted.original, swap.at[:1] if swap else ())
+    return sorted(found, key=lambda fault: (fault[2] is None, fault[0] not in before))
 
 
 class _Held:
@@ -182,13 +187,29 @@ def _sums(x: np.ndarray) -> tuple[float, float, int]:
     return float(there.real.sum()), float(np.abs(there).sum()), x.size
 
 
-def _together(parted: Parted, at: int, all_of_them: list[int]) -> Iterator[list[int]]:
-    """In which stages a fault may be at once: this alone, this line, all that are made in the same way."""
+def _together(
+    parted: Parted, swap: Swap | None, at: int, all_of_them: list[int]
+) -> Iterator[list[int]]:
+    """In which stages a fault may be at once: this alone, this line, all that are made in the same way.
+
+    Or, where it is known before which stages it is, one before each.
+    """
+    if swap:
+        before = (_last_of_line(parted, at, end) for end in swap.at)
+        stages = [i for i in before if i is not None]
+        if at in stages:
+            yield stages
     yield [at]
     # A line is run for queries and for keys, or in every layer; a sine is what its cosine is.
     lines = {parted.lines[i] for i in (at, *parted.partners.get(at, ()))}
     yield [i for i in all_of_them if parted.lines[i] in lines]
     yield [i for i in all_of_them if parted.steps[i] == parted.steps[at]]
+
+
+def _last_of_line(parted: Parted, at: int, end: int) -> int | None:
+    """The last stage of the line of `at` on the way to `end`."""
+    there = leading_to(parted.original, [end])
+    return max((i for i in there if parted.lines[i] == parted.lines[at]), default=None)
 
 
 def _plainness(cause: Cause) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,9 +15,10 @@ from .answers import Answers, apart, finite
 from .causes import explained
 from .in_jax import anew, record_jax
 from .in_torch import record_torch, replayed_torch, to_torch
-from .parted import Change
-from .sides import Side, cast
+from .parted import Change, Parted
+from .sides import TAP, Side, cast
 from .stages import Recording, Region, diverging, leading_to
+from .swaps import swapped
 from .tolerances import EXPLAINS
 from .weights import WeightMap, exchanges
 
@@ -56,22 +58,30 @@ def diagnosed(
     ours, theirs = diverging(port_did, original_did, outputs)
     found = {name: port_did.stages[port_did.outputs[name]].value for name in outputs}
 
-    def error(instead: dict[int, Change]) -> float:
+    def error(instead: dict[int, Change], among: Sequence[str] = outputs) -> float:
         try:
             again = replayed_torch(_flat(original), given(), instead)
         except Exception:  # Anybody's code follows, and may not take such numbers.
             return np.inf
-        return max(apart(found[name], again[name]) for name in outputs)
+        return max(apart(found[name], again[name]) for name in among)
 
+    parted = Parted(original_did, theirs, port_did, ours)
+    # What is tapped is before the place that is looked for.
+    ends = [name for name in outputs if not name.startswith(TAP)] or outputs
+    swap = swapped(parted, ends, partial(error, among=ends))
     causes = [
         *_exchanged(port, names, answers, outputs),
-        *explained(original_did, theirs, port_did, ours, error),
+        *explained(parted, swap, error),
+        *([swap.cause] if swap and swap.cause else []),
     ]
+    # What leads to there suffices.
+    parted = swap.parted if swap else parted
     return [
         *(f"consistent with: {cause}" for cause in causes),
         *([] if causes else ["none of the usual faults explains it"]),
-        *_said("B", original_did, theirs),
-        *_said("A", port_did, ours),
+        *([str(swap)] if swap else []),
+        *_said("B", parted.original, parted.region),
+        *_said("A", parted.port, parted.parting),
     ]
 
 

@@ -55,6 +55,7 @@ def faults_of(parted: Parted, at: int) -> Found:
         alone += [_negative(value), _reordered(value)]
         yield from _skipped(stage, parents)
         yield from _weighed(stage, parents, parted.factors)
+        yield from _multiplied(stage, parents, parted.added)
         yield from _activated(stage, parents)
         yield from _masked(stage, parents)
         yield from rotated(parted, at)
@@ -97,6 +98,41 @@ def _weighed(stage: Stage, parents: Parents, factors: set[float]) -> Found:
 
 def _sum(x: float, y: float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return x * a + y * b
+
+
+def _multiplied(stage: Stage, parents: Parents, added: set[float]) -> Found:
+    """Of a product, one part with something added, as 1 to the weight of a norm; or all in few bits, as an angle."""
+    if len(parents) != 2:
+        return
+    (i, a), (j, b) = parents
+    if {a.value.dtype.kind, b.value.dtype.kind} != {"f"}:
+        return
+    with np.errstate(invalid="ignore"):
+        product = a.value * b.value if _fit(a.value, b.value) else None
+    if product is None or product.shape != stage.value.shape:
+        return
+    if not near(product, stage.value):
+        return
+    for dtype in NARROW:
+        words = f"the step {stage.operation!r} computed in {np.dtype(dtype).name}"
+        yield words, Change((i, j), partial(_product_in, dtype))
+    for number, n in itertools.product(added, (1, 2)):
+        words = f"{number:.6g} added to input {n} of the step {stage.operation!r}"
+        x, y = (number, 0.0) if n == 1 else (0.0, number)
+        yield words, Change((i, j), partial(_product, x, y))
+
+
+def _fit(a: np.ndarray, b: np.ndarray) -> bool:
+    pairs = zip(a.shape[::-1], b.shape[::-1], strict=False)
+    return all(n == m or 1 in (n, m) for n, m in pairs)
+
+
+def _product_in(dtype: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _through(dtype, _through(dtype, a) * _through(dtype, b))
+
+
+def _product(x: float, y: float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a + x) * (b + y)
 
 
 def _of_another_eps(stage: Stage, parents: Parents, added: set[float]) -> Found:

@@ -1,0 +1,197 @@
+"""The swap test: where a fault is that nobody thought of, seen from the numbers alone."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from .instrument import compare
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 5, 6))
+# Queries of 2 sequences, 3 heads, 5 tokens, 8 channels.
+Q = RNG.normal(size=(2, 3, 5, 8))
+pytestmark = pytest.mark.usefixtures("first_cause_suffices")
+
+
+def causes(port, original, **inputs):
+    report = compare(port, original, inputs)
+    assert report.verdict == "DIVERGE", str(report)
+    return report.causes
+
+
+def swap(port, original, **inputs):
+    found = [c for c in causes(port, original, **inputs) if c.startswith("swap test")]
+    assert found, "no swap"
+    return found[0]
+
+
+def line(function, text):
+    """Where it has this text."""
+    lines, first = inspect.getsourcelines(function)
+    (at,) = [n for n, code in enumerate(lines, first) if text in code]
+    return f"test_swaps.py:{at}"
+
+
+def test_fault_without_a_name():
+    """Between two steps that are right on both sides; axes in another order."""
+
+    def port(x):
+        y = jnp.swapaxes(x, 1, 2)
+        y = jnp.sin(y * y)
+        y = jnp.sqrt(y + 2)
+        return jnp.swapaxes(y, 1, 2).sum(-1)
+
+    def original(x):
+        y = torch.tanh(x)
+        y = torch.sqrt(y + 2)
+        return y.sum(-1)
+
+    found = swap(port, original, x=Q)
+    assert "of sin at " + line(port, "sin") + " in place" in found
+    assert "of tanh at " + line(original, "tanh") + "," in found
+
+
+def test_fault_in_every_layer():
+    """Before the first place nothing, though every layer's numbers are others."""
+
+    def port(x):
+        for _ in range(3):
+            y = jnp.cumsum(x, 1)
+            y = jnp.sinh(y / 9)
+            x = x + y @ jnp.eye(6)[::-1]
+        return x
+
+    def original(x):
+        for _ in range(3):
+            y = torch.cumsum(x, 1)
+            y = torch.tanh(y / 9)
+            x = x + y @ torch.eye(6).flip(0).to(x)
+        return x
+
+    found = causes(port, original, x=X)
+    (said,) = [cause for cause in found if cause.startswith("swap test")]
+    assert line(port, "sinh") + " in place" in said
+    assert line(original, "tanh") + "," in said
+    # Of the second layer too everything differs: what is said is the first.
+    assert f"not from {line(original, 'tanh')}" in found[-2]
+
+
+def test_queries_of_later_layers_only_follow():
+    """Keys alone have the fault: a name is found for those of all layers at once."""
+
+    def rotated(np_, x, start):
+        at = np_.arange(5)[:, None] + start
+        angles = at / 100.0 ** (np_.arange(4) / 4)
+        cos, sin = np_.cos(angles), np_.sin(angles)
+        a, b = x[..., :4], x[..., 4:]
+        stack = jnp.concatenate if np_ is jnp else torch.cat
+        return stack([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def layers(np_, q, start):
+        for _ in range(2):
+            a, b = rotated(np_, q, 0), rotated(np_, q, start)
+            q = q + np_.tanh(a @ b.swapaxes(-1, -2)) @ q
+        return q
+
+    def port(q):
+        return layers(jnp, q, 1)
+
+    found = causes(port, lambda q: layers(torch, q, 0), q=Q)
+    assert "positions after their own by 1" in found[0]
+
+
+def test_two_faults():
+    """Nothing after the place that is said: it is after both."""
+
+    def port(x):
+        y = jnp.sin(x)
+        y = jnp.exp(y) + x
+        y = jnp.cosh(y)
+        return jnp.sqrt(3 + y).sum(-1)
+
+    def original(x):
+        y = torch.tanh(x)
+        y = torch.exp(y) + x
+        y = torch.atan(y)
+        return torch.sqrt(3 + y).sum(-1)
+
+    found = swap(port, original, x=X)
+    assert "of cosh at " + line(port, "cosh") + " in place" in found
+    assert "of atan at " + line(original, "atan") + "," in found
+
+
+def test_no_place_but_the_output():
+    """What parts in the last step is said by the lines; that its outputs give its outputs says nothing."""
+    found = causes(lambda x: jnp.sin(x * x), lambda x: torch.tanh(x * x), x=X)
+    assert not any(cause.startswith("swap test") for cause in found)
+
+
+def test_small_faults_are_placed():
+    """Of some millionths, where stages that differ are counterparts by the usual share."""
+
+    def port(x):
+        y = jnp.exp(x)
+        y = jnp.sqrt(y + 1e-5 * jnp.sin(x))
+        return jnp.cumsum(y, 1)
+
+    def original(x):
+        y = torch.exp(x)
+        y = torch.sqrt(y + 1e-5 * torch.cos(x))
+        return torch.cumsum(y, 1)
+
+    assert line(port, "sin") + " in place" in swap(port, original, x=X)
+
+
+@pytest.mark.parametrize("has", ["port", "original"])
+def test_steps_of_one_side(has):
+    """A norm that the other side has not, of several steps."""
+
+    def norm(np_, x):
+        y = x - x.mean(-1, keepdims=True)
+        return y / np_.sqrt((y * y).mean(-1, keepdims=True))
+
+    def program(np_, x, *, norms):
+        y = np_.tanh(x)
+        y = norm(np_, y) if norms else y
+        return np_.exp(y).sum(-1)
+
+    def port(x):
+        return program(jnp, x, norms=has == "port")
+
+    def original(x):
+        return program(torch, x, norms=has == "original")
+
+    found = causes(port, original, x=X)
+    words = "added" if has == "port" else "left out"
+    (said,) = [cause for cause in found if cause.endswith(f"are {words}")]
+    assert "the steps after tanh at " + line(program, "tanh") in said
+    assert "up to div at " + line(norm, "return") in said
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (lambda x, w: x * (1 + w), "1 added to input 2 of the step 'mul'"),
+        (lambda x, w: (1 + x) * w, "1 added to input 1 of the step 'mul'"),
+        (
+            lambda x, w: (x.astype(jnp.bfloat16) * w.astype(jnp.bfloat16)).astype(
+                x.dtype
+            ),
+            "the step 'mul' computed in bfloat16",
+        ),
+    ],
+)
+def test_products(fault, words):
+    def port(x, w):
+        return jnp.cumsum(fault(jnp.tanh(x), w), 1)
+
+    def original(x, w):
+        return torch.cumsum(torch.tanh(x) * w, 1)
+
+    found = causes(port, original, x=X, w=X[0, 0])
+    assert any(words in cause for cause in found[:3]), "\n".join(found)
