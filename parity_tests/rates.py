@@ -1,6 +1,7 @@
 """How often the comparison of ports is wrong: `python -m parity_tests.rates` and `... --missed`, some minutes each.
 
-False alarms: right pairs, those of this project at other inputs, weights and position profiles in every drawing.
+False alarms: right pairs, those of this project and functions that the two libraries both have, at other inputs,
+weights and position profiles in every drawing.
 Missed: faults planted in the port, those of `mutants` but for the kernels', whose function is the reference's. Either
 way no oracle is given, and nothing of what the pairs know of themselves but the two functions.
 """
@@ -9,14 +10,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 import posenc_jax
 import posenc_torch
 
+from .counterparts import Counterparts, counterparts
 from .instrument import Pair, compare
+from .instrument.verdicts import Report
 from .mutants import MUTANTS, PROFILES, Mutant, mutated
 from .schemes import IMPLEMENTED, pairs
 
@@ -35,23 +39,39 @@ def main() -> int:
 
 
 def _false_alarms(drawings: int) -> int:
+    wrong = number = 0
+    for seed in range(drawings):
+        for name, compared in {**_of_this_project(), **_of_libraries()}.items():
+            number += 1
+            report = compared(seed)
+            if not report.passed:
+                wrong += 1
+                print(f"{name}, drawing {seed}\n{report}", flush=True)
+    print(f"{wrong} false alarms in {number} right pairs.")
+    return wrong
+
+
+def _of_this_project() -> dict[str, Callable[[int], Report]]:
+    def compared(pair: Pair, seed: int) -> Report:
+        profile = pair.profiles[seed % len(pair.profiles)]
+        inputs = pair.draw(np.random.default_rng(seed), profile)
+        return compare(pair.jax, pair.torch, inputs, seed=seed)
+
     # One function of the reference is enough: the kernels' are the same.
-    chosen = {
-        name: pair
+    return {
+        name: partial(compared, pair)
         for name, pair in pairs(posenc_jax, posenc_torch).items()
         if not name.startswith(tuple(IMPLEMENTED))
     }
-    wrong = 0
-    for seed in range(drawings):
-        for name, pair in chosen.items():
-            profile = pair.profiles[seed % len(pair.profiles)]
-            inputs = pair.draw(np.random.default_rng(seed), profile)
-            report = compare(pair.jax, pair.torch, inputs, seed=seed)
-            if not report.passed:
-                wrong += 1
-                print(f"{name}, {profile}, drawing {seed}\n{report}", flush=True)
-    print(f"{wrong} false alarms in {drawings * len(chosen)} right pairs.")
-    return wrong
+
+
+def _of_libraries() -> dict[str, Callable[[int], Report]]:
+    def compared(both: Counterparts, seed: int) -> Report:
+        rng = np.random.default_rng(seed)
+        inputs = {n: draw.array(rng, both.sizes) for n, draw in both.draws.items()}
+        return compare(both.jax, both.torch, inputs, seed=seed)
+
+    return {name: partial(compared, both) for name, both in counterparts().items()}
 
 
 def _missed() -> int:
