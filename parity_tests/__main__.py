@@ -154,6 +154,13 @@ def _runs(command: argparse.ArgumentParser) -> None:
         choices=("bfloat16", "float16"),
         help="judge in this one too",
     )
+    command.add_argument(
+        "--tap",
+        action="append",
+        default=[],
+        metavar="NAME=MODULE",
+        help="what a Flax module sows, and the module of PyTorch whose output it is: compared too, the first one first",
+    )
     oracle = command.add_mutually_exclusive_group()
     oracle.add_argument(
         "--oracle",
@@ -336,6 +343,7 @@ def _how(options: argparse.Namespace, oracle: list[Any]) -> dict[str, Any]:
     dtypes = ("float32", *options.dtype)
     return {
         "oracle": oracle[0] if oracle else None,
+        "taps": dict(_tap(text) for text in options.tap),
         "dtypes": dtypes,
         "seed": options.seed,
     }
@@ -371,6 +379,13 @@ def _input(text: str, rng: np.random.Generator) -> tuple[str, np.ndarray]:
             f"or NAME=FILE.npy, got {text!r}."
         )
     return name, kinds[kind]().array(rng)
+
+
+def _tap(text: str) -> tuple[str, str]:
+    name, found, module = text.partition("=")
+    if not (name and found):
+        raise ValueError(f"`--tap` must be NAME=MODULE, got {text!r}.")
+    return name, module
 
 
 def _value(text: str) -> tuple[str, Any]:

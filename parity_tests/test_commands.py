@@ -113,6 +113,40 @@ def test_command_of_two_functions(capsys):
     assert f"PyTorch {torch.__version__} on cpu, matrix products highest" in printed
 
 
+class Doubled(linen.Module):
+    factor: float = 1.0
+
+    @linen.compact
+    def __call__(self, x):
+        hidden = self.factor * linen.Dense(6)(x)
+        self.sow("intermediates", "hidden", hidden)
+        return jnp.tanh(hidden)
+
+
+class Hidden(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.tanh(self.first(x))
+
+
+def test_command_taps(tmp_path, capsys):
+    file = str(tmp_path / "golden.npz")
+    inputs = ["--input", "x=float:2,6", "--tap", "hidden=first"]
+    port, original = (f"{__name__}:{name}" for name in ("Doubled", "Hidden"))
+    first = "the first that differs: tap hidden"
+    assert main(["compare", port, original, *inputs, "--option", "factor=2.0"]) == 1
+    assert first in capsys.readouterr().out
+    assert main(["record", original, file, *inputs]) == 0
+    assert main(["replay", port, file]) == 0
+    assert main(["replay", port, file, "--option", "factor=2.0"]) == 1
+    assert first in capsys.readouterr().out
+    assert main(["compare", port, original, *inputs, "--tap", "hidden"]) == 2
+    assert "`--tap` must be NAME=MODULE" in capsys.readouterr().err
+
+
 def rope_jax(x, positions, base=10_000.0):
     cos, sin = posenc_jax.rope_cos_sin(
         positions, posenc_jax.RopeConfig(x.shape[-1], base=base).inv_freq()

@@ -15,7 +15,7 @@ from flax import linen, nnx
 
 import posenc_jax
 
-from .instrument import compare, positions
+from .instrument import compare, positions, record, replay
 from .instrument.weights import back, carried, checked, doubts, guessed
 
 X = np.random.default_rng(0).normal(size=(2, 5, 6))
@@ -254,6 +254,33 @@ def test_gradient_of_zero_that_is_not_zero_is_another_function():
     report = compare(lambda x: x + 0.0, lambda x: x.detach(), {"x": X})
     assert report.verdict == "DIVERGE"
     assert compare(lambda x: jnp.sign(x), lambda x: torch.sign(x), {"x": X}).passed
+
+
+def test_original_that_multiplies_a_table_in_float32():
+    """One that is no buffer, and not in float64 when all else is; its lines are known all the same."""
+    table = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
+
+    class Original(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.from_numpy(table)
+
+        def forward(self, x):
+            y = x @ self.table + torch.einsum("bsi,ij->bsj", x, self.table)
+            return torch.tanh(torch.nn.functional.linear(y, self.table))
+
+    def port(x, sign=1):
+        y = x @ table + x @ table
+        return jnp.tanh(sign * (y @ table.T))
+
+    compare(port, Original(), {"x": X}).check()
+    report = compare(partial(port, sign=-1), Original(), {"x": X})
+    (line,) = (
+        n
+        for n, code in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if code.endswith("functional.linear(y, self.table))")
+    )
+    assert any(f"at test_ports.py:{line}" in cause for cause in report.causes)
 
 
 def test_original_that_makes_its_tables_in_float32():
@@ -825,10 +852,12 @@ def torch_of_taps():
 
 
 @pytest.mark.parametrize("kind", ["nnx", "linen"])
-def test_first_tap_that_differs(kind):
+def test_first_tap_that_differs(kind, tmp_path):
+    def port(slope):
+        return Nnx(nnx.Rngs(0), slope) if kind == "nnx" else Linen(slope)
+
     def compared(slope, taps):
-        port = Nnx(nnx.Rngs(0), slope) if kind == "nnx" else Linen(slope)
-        return compare(port, torch_of_taps(), {"x": X}, taps=taps)
+        return compare(port(slope), torch_of_taps(), {"x": X}, taps=taps)
 
     taps = {"hidden": "activation"}
     if kind == "linen":
@@ -838,6 +867,10 @@ def test_first_tap_that_differs(kind):
     names = [row.name for row in right.rows if row.name.startswith("tap")]
     assert names == [f"tap {t} {d}" for t in taps for d in ("float64", "float32")]
     assert compared(1.5, taps).causes[0] == "the first that differs: tap hidden"
+    golden = tmp_path / "golden.npz"
+    record(torch_of_taps(), {"x": X}, golden, taps=taps)
+    assert replay(port(1.0), golden).rows == right.rows
+    assert replay(port(1.5), golden).causes == ("the first that differs: tap hidden",)
     with pytest.raises(ValueError, match=r"`taps` must name what .* has, .*'no'"):
         compared(1.0, {"no": "first"})
     with pytest.raises(ValueError, match=r"`taps` must name what Sequential .*'no'"):

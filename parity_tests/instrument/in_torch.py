@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -160,7 +161,10 @@ def _in_float64(dtype: str) -> Iterator[None]:
     wide, before = dtype == "float64", torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if wide else torch.float32)
     try:
-        with _NoFloat32() if wide else nullcontext():
+        if wide:
+            with _NoFloat32(), _Promotes():
+                yield
+        else:
             yield
     finally:
         torch.set_default_dtype(before)
@@ -174,6 +178,27 @@ class _NoFloat32(TorchDispatchMode):
         if kwargs.get("dtype") is torch.float32:
             kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
+
+
+class _Promotes(TorchFunctionMode):
+    """Products too, as sums do: of what a program holds in float32, such as a table that is no buffer."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            tensors = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
+            if not {torch.float32, torch.float64} <= {x.dtype for x in tensors}:
+                raise
+            args, kwargs = tree_map_only(torch.Tensor, _in_double, (args, kwargs))
+            return func(*args, **kwargs)
+
+
+def _in_double(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.dtype == torch.float32 else x
 
 
 # ------------------------------------------------------------------------------ stages
@@ -356,9 +381,12 @@ MADE_OF: dict[Any, Callable[..., Any]] = {
 }
 
 
+MODES = ("__torch_dispatch__", "__torch_function__")
+
+
 def _python_frames() -> Iterator[tuple[str, int]]:
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name != "__torch_dispatch__":  # One may be within another.
+        if frame.f_code.co_name not in MODES:  # One may be within another.
             yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back

@@ -27,7 +27,7 @@ from .environment import environment
 from .in_jax import anew, jax_side
 from .programs import loaded
 from .session import SESSION
-from .sides import INPUT, NO_TAPS, TAP, WEIGHT, Side, cast
+from .sides import INPUT, NO_TAPS, TAP, WEIGHT, Side, cast, of_kind
 from .tolerances import ORACLE_SHARE, PORT_FACTOR, SAME_FUNCTION
 from .verdicts import PASSING, Report, Row, judge
 from .weights import WeightMap, back, checked, doubts, guessed
@@ -97,6 +97,7 @@ def record(
     path: Path,
     *,
     oracle: Callable[..., Any] | None = None,
+    taps: Mapping[str, str] = NO_TAPS,
     dtypes: Sequence[str] = ("float32",),
     seed: int = 0,
 ) -> None:
@@ -104,7 +105,7 @@ def record(
     _check_dtypes(dtypes)
     inputs = {name: _array(name, given) for name, given in inputs.items()}
     with _precisely():
-        original = _original(torch_program)
+        original = _original(torch_program, taps)
         asked(original, inputs, dtypes, seed, oracle).save(Path(path))
 
 
@@ -115,8 +116,9 @@ def replay(jax_program: Any, path: Path, *, weights: WeightMap | None = None) ->
         ValueError: if the file is not one of `record`, or the weights do not fit.
     """
     answers = Answers.load(Path(path))
+    taps = of_kind(answers.cotangents, TAP)
     with _precisely():
-        side = jax_side(_program(jax_program), answers.inputs)
+        side = jax_side(_program(jax_program), answers.inputs, {a: a for a in taps})
         return SESSION.kept(
             _report(_Port(side, weights, answers), None), SESSION.name()
         )
