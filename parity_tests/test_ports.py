@@ -1209,3 +1209,27 @@ def test_whole_numbers_alone_run_in_float64_too():
     report = compare(port, original, {"tokens": np.arange(40, dtype=np.int32)})
     report.check()
     assert "float32, whatever" not in str(report)
+
+
+# ---------------------------------------------------------------------- dtypes of outputs
+
+
+def test_outputs_of_another_dtype_are_said(tmp_path):
+    """Their numbers are compared all the same; whole numbers have other widths in JAX."""
+
+    def port(x):
+        wide = x.astype(jnp.float32)
+        return jax.nn.softmax(wide), wide.argmax(-1), x.sum()
+
+    def original(x):
+        return x.softmax(-1), x.argmax(-1), x.sum()
+
+    options = {"dtypes": ("float32", "bfloat16")}
+    report = compare(port, original, {"x": X}, **options)
+    assert report.passed, str(report)
+    said = ("0 is float32 in A and bfloat16 in B, in a run in bfloat16",)
+    assert report.notes == said
+    golden = tmp_path / "golden.npz"
+    record(original, {"x": X}, golden, **options)
+    assert replay(port, golden).notes == said
+    assert compare(jax.nn.softmax, lambda x: x.softmax(-1), {"x": X}).notes == ()

@@ -37,7 +37,7 @@ from .weights import WeightMap, carried
 
 __all__ = ["Answer", "Answers", "apart", "asked", "finite", "kinds", "least_of_slices"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Answer(NamedTuple):
@@ -65,6 +65,7 @@ class Answers:
         cotangents: Of its outputs.
         tensors: By the dtype of a run, then by name: outputs, and gradients as "d_" and the name of a number.
         frozen: Weights that do not learn.
+        dtypes: Of the outputs as they were given, by the dtype of a run, then by name.
     """
 
     source: str
@@ -72,6 +73,7 @@ class Answers:
     cotangents: dict[str, np.ndarray]
     tensors: dict[str, dict[str, Answer]]
     frozen: frozenset[str]
+    dtypes: dict[str, dict[str, str]]
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -116,7 +118,7 @@ class Answers:
             "format": FORMAT,
             "sha256": _digest(arrays),
             "source": self.source,
-            "dtypes": list(self.tensors),
+            "dtypes": self.dtypes,
             "frozen": sorted(self.frozen),
             "tensors": list(next(iter(self.tensors.values()))),
             "environment": environment(),
@@ -156,7 +158,13 @@ class Answers:
             for dtype in manifest["dtypes"]
         }
         given = (of_kind(arrays, f"{kind}/") for kind in ("numbers", "cotangents"))
-        return cls(manifest["source"], *given, tensors, frozenset(manifest["frozen"]))
+        return cls(
+            manifest["source"],
+            *given,
+            tensors,
+            frozenset(manifest["frozen"]),
+            manifest["dtypes"],
+        )
 
 
 def asked(
@@ -201,7 +209,10 @@ def asked(
             name: Answer(truth[name], double[name], rounded[name], costs[name])
             for name in double
         }
-    return Answers(original.source, numbers, cotangents, tensors, original.frozen)
+    given = {dtype: original.dtypes(numbers, dtype) for dtype in dtypes}
+    return Answers(
+        original.source, numbers, cotangents, tensors, original.frozen, given
+    )
 
 
 def _digest(arrays: Arrays) -> str:

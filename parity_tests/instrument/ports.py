@@ -166,6 +166,7 @@ def _report(port: _Port, original: Side | None) -> Report:
     rows, causes = port.contract(), []
     if not rows:
         rows = port.rows()
+        port.notes += tuple(port.other_dtypes())
         wrong = {
             row.name.rpartition(" ")[0]
             for row in rows
@@ -255,16 +256,9 @@ class _Port:
 
     def contract(self) -> list[Row]:
         """Outputs that are not there on both sides, or not of one shape."""
-        arrays = {
-            name: jnp.asarray(x) for name, x in cast(self.numbers, "float32").items()
-        }
-        with anew():
-            ours = jax.eval_shape(
-                lambda given: self.side.function("float32")(**given), arrays
-            )
         shapes = (
             {name: tuple(x.shape) for name, x in outputs.items()}
-            for outputs in (ours, self.answers.cotangents)
+            for outputs in (self._outputs("float32"), self.answers.cotangents)
         )
         a, b = shapes
         if not (a or b):
@@ -278,6 +272,21 @@ class _Port:
             for name in sorted({*a, *b})
             if a.get(name) != b.get(name)
         ]
+
+    def _outputs(self, dtype: str) -> Any:
+        """Shapes and dtypes."""
+        with anew():
+            given = {n: jnp.asarray(x) for n, x in cast(self.numbers, dtype).items()}
+            return jax.eval_shape(lambda x: self.side.outputs(dtype)(**x), given)
+
+    def other_dtypes(self) -> Iterator[str]:
+        """Outputs that are wider or narrower than the original's: their numbers are compared all the same."""
+        for dtype, theirs in self.answers.dtypes.items():
+            for name, x in self._outputs(dtype).items():
+                ours, b = str(x.dtype), theirs[name]
+                # JAX without x64 has no int64.
+                if ours != b and "int" not in ours + b:
+                    yield f"{name} is {ours} in A and {b} in B, in a run in {dtype}"
 
     def rows(self) -> list[Row]:
         # All float64 runs first: in some modules a table of one run is left for the next.

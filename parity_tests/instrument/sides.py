@@ -68,9 +68,18 @@ class Side:
     frozen: frozenset[str] = frozenset()
 
     def function(self, dtype: str) -> Callable[..., dict[str, Any]]:
-        """Of arrays named as what they are; its outputs, whole numbers and truth values too, are in the dtype."""
+        """As `outputs`, but all of them, whole numbers and truth values too, are in the dtype."""
+        outputs = self.outputs(dtype)
 
         def function(**arrays: Any) -> dict[str, Any]:
+            return {n: self.cast(x, dtype) for n, x in outputs(**arrays).items()}
+
+        return function
+
+    def outputs(self, dtype: str) -> Callable[..., dict[str, Any]]:
+        """What the program gives, a function of arrays named as what they are."""
+
+        def outputs(**arrays: Any) -> dict[str, Any]:
             weights, buffers, inputs = (
                 of_kind(arrays, kind) for kind in (WEIGHT, BUFFER, INPUT)
             )
@@ -81,10 +90,9 @@ class Side:
                         f"`taps` must name what {self.source} has, {', '.join(tapped) or 'nothing'}; got {name!r}."
                     )
             taps = {TAP + name: tapped[own] for name, own in self.taps.items()}
-            outputs = as_real({**taps, **named(tree)})
-            return {name: self.cast(x, dtype) for name, x in outputs.items()}
+            return as_real({**taps, **named(tree)})
 
-        return function
+        return outputs
 
     def results(
         self, numbers: Arrays, cotangents: Arrays, dtype: str, held: str
@@ -95,11 +103,21 @@ class Side:
             for name, x in numbers.items()
             if x.dtype in DTYPES.values() and not name.startswith(BUFFER)
         )
-        # What a module keeps is as exact as it keeps it: to round that is its own doing.
-        kept = {name: x for name, x in numbers.items() if name.startswith(BUFFER)}
-        given = cast(cast(numbers, held) | kept, dtype)
         cots = cast(cast(cotangents, held), dtype)
+        given = _given(numbers, dtype, held)
         return self.run(self.function(dtype), given, cots, learnt)
+
+    def dtypes(self, numbers: Arrays, dtype: str) -> dict[str, str]:
+        """Of what the program gives in a run."""
+        given = _given(numbers, dtype, dtype)
+        found = self.run(self.outputs(dtype), given, {}, ())
+        return {name: str(x.dtype) for name, x in found.items()}
+
+
+def _given(numbers: Arrays, dtype: str, held: str) -> dict[str, np.ndarray]:
+    # What a module keeps is as exact as it keeps it: to round that is its own doing.
+    kept = {name: x for name, x in numbers.items() if name.startswith(BUFFER)}
+    return cast(cast(numbers, held) | kept, dtype)
 
 
 def as_real(outputs: dict[str, Any]) -> dict[str, Any]:
