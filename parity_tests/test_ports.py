@@ -1016,6 +1016,86 @@ def test_doubt_of_a_guess_is_said():
     assert not doubts(guessed(ours, theirs), ours, theirs)
 
 
+# Modules of a layer by their names in Flax and in PyTorch, of which norms alone have no matrix.
+STRUCTURES = {
+    "GPT in linen's own names": {
+        "Block_{n}/LayerNorm_0": "h.{n}.ln_1",
+        "Block_{n}/Attention_0/Dense_0": "h.{n}.attn.q",
+        "Block_{n}/Attention_0/Dense_1": "h.{n}.attn.k",
+        "Block_{n}/Attention_0/Dense_2": "h.{n}.attn.v",
+        "Block_{n}/LayerNorm_1": "h.{n}.ln_2",
+        "Block_{n}/MLP_0/Dense_0": "h.{n}.mlp.c_fc",
+        "Block_{n}/MLP_0/Dense_1": "h.{n}.mlp.c_proj",
+    },
+    "Llama as published": {
+        "layers/{n}/mlp/down_proj": "layers.{n}.feed_forward.w2",
+        "layers/{n}/mlp/gate_proj": "layers.{n}.feed_forward.w1",
+        "layers/{n}/mlp/up_proj": "layers.{n}.feed_forward.w3",
+        "layers/{n}/self_attn/k_proj": "layers.{n}.attention.wk",
+        "layers/{n}/self_attn/q_proj": "layers.{n}.attention.wq",
+    },
+    "PyTorch's decoder": {
+        "layers/{n}/cross_attn/query": "layers.{n}.multihead_attn.q_proj",
+        "layers/{n}/linear1": "layers.{n}.linear1",
+        "layers/{n}/linear2": "layers.{n}.linear2",
+        "layers/{n}/norm1": "layers.{n}.norm1",
+        "layers/{n}/norm2": "layers.{n}.norm2",
+        "layers/{n}/self_attn/query": "layers.{n}.self_attn.q_proj",
+    },
+    "numbers for names": {
+        "layer_{n}/fc1": "encoder.{n}.ff.0",
+        "layer_{n}/fc2": "encoder.{n}.ff.3",
+        "layer_{n}/ln1": "encoder.{n}.norms.0",
+        "layer_{n}/ln2": "encoder.{n}.norms.1",
+    },
+    "names for numbers": {
+        "blocks/{n}/attn_out": "blocks.{n}.0.out",
+        "blocks/{n}/gate": "blocks.{n}.1.0",
+        "blocks/{n}/up": "blocks.{n}.1.1",
+    },
+    "stages of blocks": {
+        "ResBlock_{n}/Conv_0": "stage{stage}.{block}.conv1",
+        "ResBlock_{n}/BatchNorm_0": "stage{stage}.{block}.bn1",
+        "ResBlock_{n}/Conv_1": "stage{stage}.{block}.conv2",
+        "ResBlock_{n}/BatchNorm_1": "stage{stage}.{block}.bn2",
+    },
+    "modules numbered by kind": {
+        "LayerNorm_{n}": "first.{n}.norm",
+        "Dense_{n}": "first.{n}.w",
+    },
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_usual_structures_are_guessed(structure):
+    """What a module has goes together, and no shape tells one matrix from another."""
+    ours, theirs, right = {}, {}, {}
+    for n in range(12):
+        places = {"n": n, "stage": 1 + n // 3, "block": n % 3}
+        for one, other in STRUCTURES[structure].items():
+            a, b = one.format(**places), other.format(**places)
+            norm = any(word in b for word in ("ln", "norm", "bn"))
+            matrix = ("scale", (6,)) if norm else ("kernel", (6, 6))
+            for part, its, shape in (
+                (matrix[0], "weight", matrix[1]),
+                ("bias", "bias", (6,)),
+            ):
+                ours[f"{a}/{part}"] = theirs[f"{b}.{its}"] = np.zeros(shape)
+                right[f"{a}/{part}"] = f"{b}.{its}"
+    assert {a: b for a, (b, _) in guessed(ours, theirs).items()} == right
+
+
+def test_modules_that_have_other_weights_are_guessed_one_by_one():
+    """A bias that is a weight of its own there."""
+    ours = zeros(**{"q/kernel": (4, 6), "q/bias": (6,), "scale": (3,)})
+    theirs = zeros(**{"q.weight": (6, 4), "q_bias": (6,), "scale": (3,)})
+    assert guessed(ours, theirs) == {
+        "q/kernel": ("q.weight", "transpose"),
+        "q/bias": ("q_bias", "same"),
+        "scale": ("scale", "same"),
+    }
+
+
 def test_names_that_say_nothing_are_taken_in_order():
     """Flax numbers modules by their kind."""
     made = {

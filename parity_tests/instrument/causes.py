@@ -85,7 +85,7 @@ def explained(
     """
     causes: list[Cause] = []
     before = error({})
-    until = time.monotonic() + _seconds(swap)
+    until = time.monotonic() + (SECONDS_AFTER_SWAP if swap else MOST_SECONDS)
     if not np.isfinite(before):
         return []
     faults = {at: _first(faults_of(parted, at)) for at in _nearest_first(parted)}
@@ -112,12 +112,6 @@ def explained(
     for cause in sorted(causes, key=_plainness):
         plain.setdefault(cause.words.split(",")[0], cause)
     return [*plain.values()][:SAID]
-
-
-def _seconds(swap: Swap | None) -> float:
-    if swap is None:
-        return MOST_SECONDS
-    return MORE_SECONDS if swap.cause else SECONDS_AFTER_SWAP
 
 
 def _there(recording: Recording, change: Change, at: int, other: int) -> Change | None:

@@ -72,8 +72,9 @@ def diagnosed(
     causes = [
         *_exchanged(port, names, answers, outputs),
         *explained(parted, swap, error),
-        *([swap.cause] if swap and swap.cause else []),
     ]
+    if swap and swap.cause and not causes:
+        causes = [swap.cause]
     # What leads to there suffices.
     parted = swap.parted if swap else parted
     return [

@@ -8,8 +8,10 @@ width, in, out] where PyTorch's is [out, in, height, width].
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -31,6 +33,16 @@ HOW = ("same", "transpose")
 UNFIT, ORDER = 1e6, 1e-3
 # How many other weights are said.
 SAID = 3
+# The weights of a module by their names in it; of a unit of more than one.
+PARTS = {
+    "weight": "weight",
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "gamma": "weight",
+    "bias": "bias",
+    "beta": "bias",
+}
 # Words that say the same; what is left out says nothing.
 SYNONYMS = {
     "kernel": "weight",
@@ -46,6 +58,13 @@ SYNONYMS = {
     "wv": "v",
     "wo": "out",
     "attention": "attn",
+    "w1": "gate",
+    "w2": "down",
+    "w3": "up",
+    "feed": "mlp",
+    "forward": "mlp",
+    "ffn": "mlp",
+    "ff": "mlp",
     "self": "",
     "proj": "",
     "lin": "",
@@ -122,23 +141,19 @@ def guessed(jax_weights: Arrays, torch_weights: Arrays) -> WeightMap:
             f"the weights do not fit: JAX's side has {len(jax_weights)} "
             f"({_listed(jax_weights)}), PyTorch's {len(torch_weights)} ({_listed(torch_weights)})."
         )
-    ours, theirs = list(jax_weights), list(torch_weights)
-    cost = _costs(jax_weights, torch_weights)
+    ours, theirs, cost = _matching(jax_weights, torch_weights)
     # Where names say nothing, the order in which weights are made does.
-    order = np.abs(
-        np.subtract.outer(*(np.arange(len(x)) / len(x) for x in (ours, theirs)))
-    )
-    cost += ORDER * order
-    rows, columns = linear_sum_assignment(cost)
+    places = (np.arange(len(units)) / len(units) for units in (ours, theirs))
+    cost = cost + ORDER * np.subtract.outer(*places) ** 2
     names = {}
-    for row, column in zip(rows, columns, strict=True):
-        a, b = ours[row], theirs[column]
-        if cost[row, column] >= UNFIT:
-            raise ValueError(
-                f"the weights do not fit: {a} {jax_weights[a].shape} is none of "
-                f"{_listed(torch_weights)}."
-            )
-        names[a] = b, _how(a, torch_weights[b])
+    for row, column in zip(*linear_sum_assignment(cost), strict=True):
+        for a, b in _members(ours[row], theirs[column]):
+            if cost[row, column] >= UNFIT:
+                raise ValueError(
+                    f"the weights do not fit: {a} {jax_weights[a].shape} is none of "
+                    f"{_listed(torch_weights)}."
+                )
+            names[a] = b, _how(a, torch_weights[b])
     return checked(names, jax_weights, torch_weights)
 
 
@@ -146,18 +161,20 @@ def doubts(
     names: WeightMap, jax_weights: Arrays, torch_weights: Arrays
 ) -> dict[str, str]:
     """Of the weights of a guess, those that another would fit as well by its name and shape."""
-    ours, theirs = list(jax_weights), list(torch_weights)
-    cost = _costs(jax_weights, torch_weights)
-    chosen = np.array([theirs.index(names[a][0]) for a in ours], int)
+    ours, theirs, cost = _matching(jax_weights, torch_weights)
+    unit_of = {b: n for n, unit in enumerate(theirs) for b in unit.members.values()}
+    firsts = [next(iter(unit.members.values())) for unit in ours]
+    chosen = np.array([unit_of[names[a][0]] for a in firsts], int)
     here = cost[np.arange(len(ours)), chosen]
-    found = {}
-    for row, a in enumerate(ours):
-        # If it had that of another weight, and that one its own.
+    found: dict[str, str] = {}
+    for row, unit in enumerate(ours):
+        # If it had that of another, and that one its own.
         exchanged = cost[row, chosen] + cost[:, chosen[row]]
         as_well = np.flatnonzero(exchanged <= here[row] + here)
         others = [theirs[chosen[other]] for other in as_well if other != row]
-        if others:
-            found[a] = f", by order alone: {', '.join(others[:SAID])} would fit as well"
+        for part, a in unit.members.items() if others else ():
+            said = ", ".join(other.members[part] for other in others[:SAID])
+            found[a] = f", by order alone: {said} would fit as well"
     return found
 
 
@@ -206,22 +223,74 @@ def _exchanged(names: WeightMap, pairs: list[tuple[str, str, list[str]]]) -> Wei
     return {a: (swap.get(b, b), how) for a, (b, how) in names.items()}
 
 
-def _costs(jax_weights: Arrays, torch_weights: Arrays) -> np.ndarray:
-    """How much speaks against each pair of weights; UNFIT where shapes do."""
-    described = _described(jax_weights), _described(torch_weights)
-    cost = np.full((len(jax_weights), len(torch_weights)), UNFIT)
-    for row, (a, x) in enumerate(jax_weights.items()):
-        for column, (b, y) in enumerate(torch_weights.items()):
-            if not _misfit(a, x, b, y, _how(a, y)):
-                cost[row, column] = _cost(described[0][a], described[1][b])
-    return cost
+class _Unit(NamedTuple):
+    """The weights of a module, which go together: by what they are there, their names."""
+
+    name: str
+    members: dict[str, str]
+
+
+def _matching(
+    jax_weights: Arrays, torch_weights: Arrays
+) -> tuple[list[_Unit], list[_Unit], np.ndarray]:
+    """The modules of both sides, and how much speaks against each pair of them; or the weights, if modules do not fit.
+
+    UNFIT where shapes or what they have do.
+    """
+    for by_module in (True, False):
+        ours, theirs = (
+            _units(x, by_module=by_module) for x in (jax_weights, torch_weights)
+        )
+        cost = np.full((len(ours), len(theirs)), UNFIT)
+        described = [_described(unit.name for unit in side) for side in (ours, theirs)]
+        for (row, a), (column, b) in itertools.product(
+            enumerate(ours), enumerate(theirs)
+        ):
+            if _fit(a, b, jax_weights, torch_weights):
+                cost[row, column] = _cost(described[0][a.name], described[1][b.name])
+        if len(ours) == len(theirs) and ours:
+            best = cost[linear_sum_assignment(cost)]
+            if best.max() < UNFIT:
+                break
+    return ours, theirs, cost
+
+
+def _units(weights: Arrays, *, by_module: bool) -> list[_Unit]:
+    found: dict[str, _Unit] = {}
+    for name in weights:
+        module, separator, part = re.match(r"(.*?)([./]?)([^./]*)$", name).groups()
+        part = PARTS.get(part, "")
+        if by_module and separator and part:
+            found.setdefault(module, _Unit(module, {})).members[part] = name
+        else:
+            found[name] = _Unit(name, {"": name})
+    return [*found.values()]
+
+
+def _members(a: _Unit, b: _Unit) -> list[tuple[str, str]]:
+    return [
+        (name, b.members[part]) for part, name in a.members.items() if part in b.members
+    ]
+
+
+def _fit(a: _Unit, b: _Unit, jax_weights: Arrays, torch_weights: Arrays) -> bool:
+    return a.members.keys() == b.members.keys() and not any(
+        _misfit(x, jax_weights[x], y, torch_weights[y], _how(x, torch_weights[y]))
+        for x, y in _members(a, b)
+    )
 
 
 def _cost(a: tuple[set[str], list[int]], b: tuple[set[str], list[int]]) -> float:
-    """The words that are in one name alone, and the numbers that are others, which tell more."""
+    """The words that are in one name alone, and the numbers that are others, which tell more.
+
+    The root, so that two names that are the same are not given up for two that are nearly so. Of names with more
+    numbers than others it is not known which are which.
+    """
     (ours, first), (theirs, second) = a, b
-    numbers = sum(x != y for x, y in itertools.zip_longest(first, second))
-    return len(ours ^ theirs) + 2.0 * numbers
+    numbers = sum(x != y for x, y in zip(first, second, strict=False))
+    if len(first) != len(second):
+        numbers = min(len(first), len(second))
+    return math.sqrt(len(ours ^ theirs) + 2.0 * numbers)
 
 
 def _described(names: Iterable[str]) -> dict[str, tuple[set[str], list[int]]]:
@@ -244,7 +313,9 @@ def _described(names: Iterable[str]) -> dict[str, tuple[set[str], list[int]]]:
 
 
 def _parts(name: str) -> list[str]:
-    return re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+    return re.findall(
+        r"\bw[123]\b|[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+    )
 
 
 def _how(name: str, y: np.ndarray) -> str:
