@@ -1083,6 +1083,19 @@ def test_usual_structures_are_guessed(structure):
                 ours[f"{a}/{part}"] = theirs[f"{b}.{its}"] = np.zeros(shape)
                 right[f"{a}/{part}"] = f"{b}.{its}"
     assert {a: b for a, (b, _) in guessed(ours, theirs).items()} == right
+    if structure in ("Llama as published", "PyTorch's decoder"):
+        theirs = dict([*theirs.items()][::-1])  # Names suffice.
+        assert {a: b for a, (b, _) in guessed(ours, theirs).items()} == right
+
+
+def test_biases_go_with_their_matrices():
+    ours = zeros(**{"Dense_0/kernel": (6, 6), "Dense_0/bias": (6,)})
+    ours |= zeros(**{"LayerNorm_0/scale": (6,), "LayerNorm_0/bias": (6,)})
+    theirs = zeros(**{"a.weight": (6,), "a.bias": (6,)})
+    theirs |= zeros(**{"b.weight": (6, 6), "b.bias": (6,)})
+    found = {a: b for a, (b, _) in guessed(ours, theirs).items()}
+    assert found["Dense_0/bias"] == "b.bias"
+    assert found["LayerNorm_0/bias"] == "a.bias"
 
 
 def test_modules_that_have_other_weights_are_guessed_one_by_one():
