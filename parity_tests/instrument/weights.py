@@ -170,7 +170,7 @@ def doubts(
     for row, unit in enumerate(ours):
         # If it had that of another, and that one its own.
         exchanged = cost[row, chosen] + cost[:, chosen[row]]
-        as_well = np.flatnonzero(exchanged <= here[row] + here)
+        as_well = np.flatnonzero(exchanged <= here[row] + here + ORDER)
         others = [theirs[chosen[other]] for other in as_well if other != row]
         for part, a in unit.members.items() if others else ():
             said = ", ".join(other.members[part] for other in others[:SAID])
