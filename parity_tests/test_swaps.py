@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -123,6 +124,45 @@ def test_two_faults():
     found = swap(port, original, x=X)
     assert "of cosh at " + line(port, "cosh") + " in place" in found
     assert "of atan at " + line(original, "atan") + "," in found
+
+
+def test_a_small_fault_after_a_large_one():
+    """It is a thousandth of a thousandth of what the large one makes, and still something after it."""
+
+    def port(x):
+        y = jnp.sin(x)
+        y = y.sum(-1, keepdims=True) - x
+        y = jnp.exp(y) + 1e-5
+        return jnp.sqrt(y).sum(-1)
+
+    def original(x):
+        y = torch.tanh(x)
+        y = y.sum(-1, keepdim=True) - x
+        y = torch.exp(y) + 2e-5
+        return torch.sqrt(y).sum(-1)
+
+    assert "1e-5" in line_of(swap(port, original, x=X))
+
+
+def line_of(cause):
+    """The code of A's place."""
+    number = int(cause.partition("test_swaps.py:")[2].partition(" ")[0])
+    return Path(__file__).read_text().splitlines()[number - 1]
+
+
+def test_other_outputs_stay_as_they_are():
+    """What makes one output right and another wrong is not the place."""
+
+    def port(x):
+        y = jnp.tanh(x)
+        return jnp.exp(2 * y), jnp.cumsum(y, 1)
+
+    def original(x):
+        y = torch.tanh(x)
+        return torch.exp(y), torch.cumsum(y, 1)
+
+    found = causes(port, original, x=X)
+    assert not any(cause.startswith("swap test") for cause in found)
 
 
 def test_no_place_but_the_output():

@@ -56,7 +56,7 @@ def diagnosed(
         port_did = record_jax(_flat(port), numbers)
     original_did = record_torch(_flat(original), given())
     ours, theirs = diverging(port_did, original_did, outputs)
-    found = {name: port_did.stages[port_did.outputs[name]].value for name in outputs}
+    found = {name: port_did.stages[at].value for name, at in port_did.outputs.items()}
 
     def error(instead: dict[int, Change], among: Sequence[str] = outputs) -> float:
         try:
@@ -66,8 +66,8 @@ def diagnosed(
         return max(apart(found[name], again[name]) for name in among)
 
     parted = Parted(original_did, theirs, port_did, ours)
-    # What is tapped is before the place that is looked for.
-    ends = [name for name in outputs if not name.startswith(TAP)] or outputs
+    # Those that are the same must stay so; what is tapped may be before the place that is looked for.
+    ends = [name for name in found if not name.startswith(TAP)]
     swap = swapped(parted, ends, partial(error, among=ends))
     causes = [
         *_exchanged(port, names, answers, outputs),

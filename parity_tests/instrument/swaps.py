@@ -20,6 +20,8 @@ from .tolerances import EXPLAINS, STAGE_SHARE
 __all__ = ["Swap", "swapped"]
 
 MOST_SECONDS = 3
+# Of the largest number: constants in float32 are off by 2^-24, and what is left of one more fault would be more.
+NOTHING = 2.0**-20
 # Axes whose orders are all tried.
 MOST_AXES = 5
 
@@ -63,12 +65,12 @@ def swapped(
 
     Args:
         parted: Both sides.
-        outputs: Those that differ.
+        outputs: Their names.
         error: The largest difference of the original's outputs from the port's, as a share of them, with changes in
             some of its stages.
     """
     before, until = error({}), time.monotonic() + MOST_SECONDS
-    if not np.isfinite(before):
+    if not 0 < before < np.inf:
         return None
     # Of a small difference, stages that differ do so by less.
     share = min(STAGE_SHARE, EXPLAINS * before)
@@ -85,7 +87,7 @@ def swapped(
             if time.monotonic() > until:
                 return None
             after = error(changes)
-            if explains(before, after):
+            if after < NOTHING and explains(before, after):
                 ours_at = dict(zip(stages, ours, strict=True))
                 needed = _needed(changes, error, share)
                 at = needed, tuple(ours_at[i] for i in needed)
@@ -122,17 +124,20 @@ def _of_lines(recording: Recording, region: Region) -> list[list[int]]:
 
     A line may take a step several times, each of which is another place.
     """
-    lines, stages = lines_of(recording), recording.stages
-    before: list[set[int]] = []  # What a stage is made of in its own line.
-    for stage in stages:
-        own = [i for i in stage.parents if stages[i].where == stage.where]
-        before.append({*own}.union(*(before[i] for i in own)))
+    stages, steps = recording.stages, lines_of(recording)
+    taken: list[dict[object, int]] = []  # On the way to a stage in its own line.
+    for stage, step in zip(stages, steps, strict=True):
+        times: dict[object, int] = {}
+        for i in stage.parents:
+            for other, n in taken[i].items() if stages[i].where == stage.where else ():
+                times[other] = max(n, times.get(other, 0))
+        taken.append({**times, step: times.get(step, 0) + 1})
     found: dict[object, list[int]] = {}
     for at in sorted({*region.known, *region.parting}):
         # What is given is not made: `exchanges` of weights are for that.
         if stages[at].tells and stages[at].parents:
-            time_ = sum(lines[i] == lines[at] for i in before[at])
-            found.setdefault((lines[at], time_), []).append(at)
+            place = steps[at], taken[at][steps[at]]
+            found.setdefault(place, []).append(at)
     return [*found.values()]
 
 
@@ -140,10 +145,10 @@ def _first_first(
     theirs: list[list[int]], ours: list[list[int]]
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Pairs of places, the first of both sides first: the sides part just before."""
-    orders = itertools.product(range(len(theirs)), range(len(ours)))
-    for n, m in sorted(orders, key=sum):
-        if len(theirs[n]) == len(ours[m]):
-            yield theirs[n], ours[m]
+    for both in range(len(theirs) + len(ours) - 1):
+        for n in range(max(0, both - len(ours) + 1), min(both + 1, len(theirs))):
+            if len(theirs[n]) == len(ours[both - n]):
+                yield theirs[n], ours[both - n]
 
 
 def _changes(
