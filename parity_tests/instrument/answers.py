@@ -83,6 +83,16 @@ class Answers:
     def inputs(self) -> dict[str, np.ndarray]:
         return of_kind(self.numbers, INPUT)
 
+    def sizes(self, name: str) -> np.ndarray:
+        """What a difference of an output is a share of, so that it counts as it does in a verdict.
+
+        The largest number of the least slice, or more where float32 costs more than its roundings.
+        """
+        answer = self.tensors["float32"][name]
+        sizes = answer.cost / (PEER_FLOOR_UNITS * unit_roundoff(np.float32))
+        whole = np.nan_to_num(np.abs(finite(answer.truth))).max(initial=0) or 1.0
+        return np.where(sizes > 0, sizes, whole)
+
     def of_port(self, names: WeightMap, weights: Arrays) -> dict[str, np.ndarray]:
         """The numbers that a port with such weights is given."""
         inputs = {INPUT + name: x for name, x in self.inputs.items()}
@@ -343,13 +353,17 @@ def kinds(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), 2.0, np.sign(x) * (np.abs(x) >= HUGE))
 
 
-def apart(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, as a share of the largest number; infinite if they have not the same shape and places."""
+def apart(a: np.ndarray, b: np.ndarray, sizes: np.ndarray | None = None) -> float:
+    """The largest difference, as a share of these sizes or of the largest number.
+
+    Infinite if they have not the same shape and places.
+    """
     there = np.isfinite(a)
     if a.shape != b.shape or (there != np.isfinite(b)).any():
         return np.inf
     size = np.abs(a[there]).max(initial=0) or 1.0
-    return float(np.abs(a[there] - b[there]).max(initial=0) / size)
+    size = size if sizes is None else sizes[there]
+    return float((np.abs(a[there] - b[there]) / size).max(initial=0))
 
 
 def _around(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:

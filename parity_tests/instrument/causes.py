@@ -7,21 +7,21 @@ and the error before and after says how well. Which there are is in `faults.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from .faults import faults_of
-from .parted import Change, Parted, explains
-from .stages import Recording, Stage, leading_to, same_numbers
+from .parted import Change, Error, Parted, explains
+from .stages import Held, Recording, Stage, leading_to
 from .swaps import Swap
-from .tolerances import STAGE_SHARE
 
 __all__ = ["Cause", "explained"]
 
-# What a diagnosis may take, also if its place is known, and how much longer to look for others that explain it too.
-MOST_SECONDS, SECONDS_AFTER_SWAP, MORE_SECONDS = 15, 8, 2
+# Of the processor, so that a busy machine says the same: what a search may take, also if the place is known, and how
+# much longer to look for others that explain it too.
+MOST_SECONDS, SECONDS_AFTER_SWAP, MORE_SECONDS = 10, 5, 1
 # How many explanations are said, and which before which.
 SAID = 3
 PLAINEST_FIRST = (
@@ -71,47 +71,50 @@ class Cause:
 
 
 def explained(
-    parted: Parted,
-    swap: Swap | None,
-    error: Callable[[dict[int, Change]], float],
-) -> list[Cause]:
-    """The hypotheses that explain the difference, the plainest first.
+    parted: Parted, swap: Swap | None, error: Error
+) -> tuple[list[Cause], bool]:
+    """The hypotheses that explain the difference, the plainest first, and whether all were tried.
 
     Args:
         parted: Both sides.
         swap: Before which the fault is, if that is known.
-        error: The largest difference of the original's outputs from the port's, as a share of them, with changes in
-            some of its stages.
+        error: Of changes in some stages of the original.
     """
     causes: list[Cause] = []
-    before = error({})
-    until = time.monotonic() + (SECONDS_AFTER_SWAP if swap else MOST_SECONDS)
+    before, start = error({}), time.process_time()
     if not np.isfinite(before):
-        return []
-    faults = {at: _first(faults_of(parted, at)) for at in _nearest_first(parted)}
+        return [], True
+    until = start + (SECONDS_AFTER_SWAP if swap else MOST_SECONDS)
+    places = _nearest_first(parted, swap)
+    likeliest, faults = _likeliest_first(parted, places, (start + until) / 2)
+    all_tried = len(faults) == len(places)
     tried: set[tuple[str, tuple[int, ...]]] = set()
-    for at, words, ours in _likeliest_first(parted, swap, faults):
+    for at, words, ours in likeliest:
         change = faults[at][words]
-        for stages in _together(parted, swap, at, [*faults]):
+        for stages in _together(parted, swap, at, places):
             changes = {
-                i: faults[i].get(words) or _there(parted.original, change, at, i)
+                i: faults.get(i, {}).get(words)
+                or _there(parted.original, change, at, i)
                 for i in stages
             }
             changes = {i: c for i, c in sorted(changes.items()) if c}
-            if (words, (*changes,)) in tried or time.monotonic() > until:
+            if (words, (*changes,)) in tried:
                 continue
+            if time.process_time() > until:
+                all_tried = False
+                break
             tried.add((words, (*changes,)))
             after = error(changes)
             if explains(before, after):
                 causes.append(
                     Cause(words, parted.original.stages[at], ours, before, after)
                 )
-                until = min(until, time.monotonic() + MORE_SECONDS)
+                until = min(until, time.process_time() + MORE_SECONDS)
                 break
     plain: dict[str, Cause] = {}
     for cause in sorted(causes, key=_plainness):
         plain.setdefault(cause.words.split(",")[0], cause)
-    return [*plain.values()][:SAID]
+    return [*plain.values()][:SAID], all_tried
 
 
 def _there(recording: Recording, change: Change, at: int, other: int) -> Change | None:
@@ -133,52 +136,33 @@ def _first(found: Iterator[tuple[str, Change]]) -> dict[str, Change]:
     return faults
 
 
-def _nearest_first(parted: Parted) -> list[int]:
-    """From where the sides part on, then back from there."""
+def _nearest_first(parted: Parted, swap: Swap | None) -> list[int]:
+    """From where the sides part on, then back from there; what leads to a swap before all."""
     near = sorted({*parted.region.parting, *parted.region.known})
-    return near + [at for at in parted.before[::-1] if at not in near]
+    stages = near + [at for at in parted.before[::-1] if at not in near]
+    first = leading_to(parted.original, swap.at[:1] if swap else ())
+    return sorted(stages, key=lambda at: at not in first or at not in near)
 
 
 def _likeliest_first(
-    parted: Parted, swap: Swap | None, faults: dict[int, dict[str, Change]]
-) -> list[tuple[int, str, Stage | None]]:
-    """Those that give numbers which the port has, and where it has them, then the others; of both those before a swap.
+    parted: Parted, places: list[int], until: float
+) -> tuple[list[tuple[int, str, Stage | None]], dict[int, dict[str, Change]]]:
+    """Hypotheses that give numbers which the port has, and where it has them, then the others; and all of each place.
 
     To run the original again takes long; to look through the port's stages does not.
     """
-    held = _Held(parted)
-    found = [
-        (at, words, held.holding(parted.applied(change)))
-        for at in faults
-        for words, change in faults[at].items()
-    ]
-    before = leading_to(parted.original, swap.at[:1] if swap else ())
-    return sorted(found, key=lambda fault: (fault[2] is None, fault[0] not in before))
-
-
-class _Held:
-    """The port's stages on the way to its outputs, by sums that are the same in any order of axes."""
-
-    def __init__(self, parted: Parted) -> None:
-        numbers = [*parted.parting.parting, *parted.parting.known]
-        stages = (parted.port.stages[at] for at in numbers)
-        self.stages = [stage for stage in stages if stage.tells]
-        self.sums = np.array([_sums(stage.value) for stage in self.stages])
-
-    def holding(self, value: np.ndarray) -> Stage | None:
-        if not self.stages:
-            return None
-        sums = np.array(_sums(value))
-        same = np.abs(self.sums - sums) <= STAGE_SHARE * (1 + sums[1])
-        for i in np.flatnonzero(same.all(1)):
-            if same_numbers(self.stages[i].value, value):
-                return self.stages[i]
-        return None
-
-
-def _sums(x: np.ndarray) -> tuple[float, float, int]:
-    there = x[np.isfinite(x)]
-    return float(there.real.sum()), float(np.abs(there).sum()), x.size
+    theirs = (*parted.parting.parting, *parted.parting.known)
+    held = Held(parted.port.stages[at] for at in theirs)
+    faults: dict[int, dict[str, Change]] = {}
+    found: list[tuple[int, str, Stage | None]] = []
+    for at in places:
+        if time.process_time() > until:
+            break
+        faults[at] = _first(faults_of(parted, at))
+        for words, change in faults[at].items():
+            found.append((at, words, held.holding(parted.applied(change))))
+    found.sort(key=lambda fault: fault[2] is None)
+    return found, faults
 
 
 def _together(

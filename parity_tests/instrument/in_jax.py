@@ -156,8 +156,7 @@ def _nnx_side(module: Any, taps: Mapping[str, str]) -> Side:
         run = nnx.capture(merged, nnx.Intermediate)
         outputs, sown = run(*arguments.args, **arguments.kwargs)
         leaves = nnx.to_flat_state(sown)
-        # Every call adds one.
-        return outputs, {_joined(path): leaf.get_value()[-1] for path, leaf in leaves}
+        return outputs, {_joined(p): _last_sown(leaf.get_value()) for p, leaf in leaves}
 
     return _side(weights, call, source_of(type(module)), taps)
 
@@ -194,9 +193,14 @@ def _linen_side(
             mutable="intermediates",
         )
         leaves = flatten_dict(sown["intermediates"], sep="/")
-        return outputs, {name: leaf[-1] for name, leaf in leaves.items()}
+        return outputs, {name: _last_sown(leaf) for name, leaf in leaves.items()}
 
     return _side(weights, call, source_of(type(module)), taps)
+
+
+def _last_sown(sown: Any) -> Any:
+    """Every call adds one to a tuple, if the module does not reduce them itself; the first array of several."""
+    return jax.tree.leaves(sown[-1] if isinstance(sown, tuple) else sown)[0]
 
 
 def _joined(path: Sequence[Any]) -> str:

@@ -117,17 +117,22 @@ def torch_side(program: Any, taps: Mapping[str, str] = NO_TAPS) -> Side:
 def _tapped(
     program: torch.nn.Module, taps: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """The outputs of modules, the first where one has several."""
+    """The outputs of modules, of the last call, the first where there are several."""
     found: dict[str, Any] = {}
+    modules = dict(program.named_modules())
+    for name in {*taps.values()} - {*modules}:
+        there = ", ".join(filter(None, modules))
+        raise ValueError(
+            f"`taps` must name what {source_of(type(program))} has, {there}; got {name!r}."
+        )
 
     def tap(name: str, module: torch.nn.Module) -> Any:
         def keep(_: Any, __: Any, output: Any) -> None:
-            found[name] = output[0] if isinstance(output, tuple) else output
+            found[name] = tree_leaves(output)[0].clone()  # Which may be written into.
 
         return module.register_forward_hook(keep)
 
-    named = program.named_modules()
-    hooks = [tap(name, module) for name, module in named if name in taps.values()]
+    hooks = [tap(name, modules[name]) for name in {*taps.values()}]
     try:
         yield found
     finally:
@@ -147,12 +152,15 @@ def _side(
 def _run_program(
     function: Function, inputs: Arrays, cotangents: Arrays, wrt: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    """On copies, which may be written into."""
+    """On copies, which may be written into; a gradient may compute anew what its function did."""
 
     def copied(**tensors: torch.Tensor) -> dict[str, Any]:
         return function(**{name: x.clone() for name, x in tensors.items()})
 
-    return run_torch(copied, inputs, cotangents, wrt)
+    floating = (*inputs.values(), *cotangents.values())
+    double = any(array.dtype == np.float64 for array in floating)
+    with _in_float64("float64" if double else "float32"):
+        return run_torch(copied, inputs, cotangents, wrt)
 
 
 @contextmanager
@@ -191,10 +199,18 @@ class _Promotes(TorchFunctionMode):
             return func(*args, **kwargs)
         except RuntimeError:
             tensors = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
-            if not {torch.float32, torch.float64} <= {x.dtype for x in tensors}:
+            mixed = {torch.float32, torch.float64} <= {x.dtype for x in tensors}
+            if not mixed or _writes(func, kwargs):
                 raise
             args, kwargs = tree_map_only(torch.Tensor, _in_double, (args, kwargs))
             return func(*args, **kwargs)
+
+
+def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Into what it was given, which a copy in float64 would not be."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or kwargs.get("out") is not None
 
 
 def _in_double(x: torch.Tensor) -> torch.Tensor:

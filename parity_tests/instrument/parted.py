@@ -16,6 +16,7 @@ from .tolerances import EXPLAINS
 __all__ = [
     "Applied",
     "Change",
+    "Error",
     "Found",
     "Parted",
     "Tables",
@@ -39,6 +40,8 @@ class Change(NamedTuple):
     apply: Callable[..., np.ndarray]
 
 
+# The largest difference of the original's outputs from the port's with such changes, as a share of them.
+Error = Callable[[dict[int, Change]], float]
 Found = Iterator[tuple[str, Change]]
 
 

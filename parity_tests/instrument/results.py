@@ -11,7 +11,7 @@ from .answers import apart, finite, kinds
 from .bounded import Bounded
 from .causes import Cause, explained
 from .dtypes import DTYPES, unit_roundoff
-from .parted import Change
+from .parted import Change, Parted
 from .stages import Recording, Region, Stage, same_numbers, wide
 from .tolerances import PLAIN_UNITS
 from .verdicts import Report, Row, judge
@@ -97,4 +97,5 @@ def _causes(name: str, a: np.ndarray, b: np.ndarray) -> list[Cause]:
         with np.errstate(all="ignore"):
             return apart(a, instead[0].apply(b) if instead else b)
 
-    return explained(original, all_of_it, port, all_of_it, error)
+    causes, _ = explained(Parted(original, all_of_it, port, all_of_it), None, error)
+    return causes

@@ -20,6 +20,7 @@ import numpy as np
 from .tolerances import HUGE, STAGE_SHARE
 
 __all__ = [
+    "Held",
     "Recording",
     "Region",
     "Stage",
@@ -27,6 +28,8 @@ __all__ = [
     "leading_to",
     "line_of",
     "near",
+    "orders",
+    "said",
     "same_numbers",
     "wide",
 ]
@@ -105,6 +108,10 @@ def wide(value: np.ndarray) -> np.ndarray:
     return np.where(np.abs(value) > HUGE, np.copysign(np.inf, value), value)
 
 
+def said(stage: Stage) -> str:
+    return f"{stage.operation} at {stage.where}" if stage.where else stage.operation
+
+
 def line_of(frames: Iterable[tuple[str, int]]) -> str:
     """The innermost line that is the user's; none where this package does something itself."""
     for file, line in itertools.dropwhile(
@@ -127,18 +134,18 @@ def same_numbers(a: np.ndarray, b: np.ndarray, share: float = STAGE_SHARE) -> bo
     flat, x = b.reshape(-1), a.squeeze()
     if near(x.reshape(-1), flat, share):
         return True
-    turned = (x.transpose(order) for order in _orders(x.ndim))
+    turned = (x.transpose(order) for order in orders(x.ndim))
     if not any(near(y.reshape(-1), flat, share) for y in turned):
         return False
     # Distances from i to j are those from j to i but for their sign: in another order of axes they are not the same.
     return not any(
         near(-y, x, share)
-        for y in (x.transpose(order) for order in _orders(x.ndim))
+        for y in (x.transpose(order) for order in orders(x.ndim))
         if y.shape == x.shape
     )
 
 
-def _orders(axes: int) -> Iterable[tuple[int, ...]]:
+def orders(axes: int) -> Iterable[tuple[int, ...]]:
     """But for their own."""
     found = itertools.permutations(range(axes)) if axes <= MOST_AXES else ()
     return itertools.islice(found, 1, None)
@@ -195,15 +202,46 @@ def _counterparts(
         ]
         for side in (a, b)
     )
-    sizes: dict[int, list[int]] = {}
-    for j in theirs:
-        sizes.setdefault(b.stages[j].value.size, []).append(j)
+    held = Held([b.stages[j] for j in theirs])
     return [
-        (i, j)
+        (i, theirs[n])
         for i in ours
-        for j in sizes.get(a.stages[i].value.size, ())
-        if _alike(a.stages[i], b.stages[j], share)
+        for n in held.maybe(a.stages[i].value, share)
+        if _alike(a.stages[i], held.stages[n], share)
     ]
+
+
+class Held:
+    """Stages, to be found by their numbers: by sums first, which are the same in any order of axes."""
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        self.stages = [stage for stage in stages if stage.tells]
+        self.sums = np.array([_sums(stage.value) for stage in self.stages])
+
+    def maybe(self, value: np.ndarray, share: float = STAGE_SHARE) -> list[int]:
+        """The places of those that may hold these numbers, but for a share of the largest."""
+        if not self.stages:
+            return []
+        sums, size = np.array(_sums(value)), value.size
+        near_by = np.abs(self.sums - sums) <= share * sums[2] * np.array(
+            [size, size, 1, 0]
+        )
+        return [int(n) for n in np.flatnonzero(near_by.all(1))]
+
+    def holding(self, value: np.ndarray) -> Stage | None:
+        found = (self.stages[n] for n in self.maybe(value))
+        return next((s for s in found if same_numbers(s.value, value)), None)
+
+
+def _sums(x: np.ndarray) -> tuple[float, float, float, int]:
+    there = x[np.isfinite(x)]
+    sizes = np.abs(there)
+    return (
+        float(there.real.sum()),
+        float(sizes.sum()),
+        float(sizes.max(initial=0)),
+        x.size,
+    )
 
 
 def _alike(a: Stage, b: Stage, share: float) -> bool:
@@ -213,22 +251,20 @@ def _alike(a: Stage, b: Stage, share: float) -> bool:
 
 
 def _region(recording: Recording, matched: set[int], outputs: Iterable[str]) -> Region:
-    """Walk back from the outputs as far as nothing has a counterpart."""
+    """Back from the outputs as far as nothing has a counterpart."""
     known: set[int] = set()
-    parts: dict[int, bool] = {}
-
-    def walk(at: int) -> bool:
-        """Whether it, or something before it, has no counterpart."""
+    reached: set[int] = set()
+    left = [recording.outputs[name] for name in outputs]
+    while left:
+        at = left.pop()
         if at in matched:
             known.add(at)
-            return False
-        if at not in parts:
-            stage, parts[at] = recording.stages[at], True
-            before = [walk(parent) for parent in stage.parents]
-            parts[at] = stage.tells or any(before)
-        return parts[at]
-
-    for name in outputs:
-        walk(recording.outputs[name])
-    parting = (at for at, does in parts.items() if does)
+        elif at not in reached:
+            reached.add(at)
+            left += recording.stages[at].parents
+    parting: set[int] = set()
+    for at in sorted(reached):  # Each after those that it is made of.
+        stage = recording.stages[at]
+        if stage.tells or parting & {*stage.parents}:
+            parting.add(at)
     return Region(tuple(sorted(known)), tuple(sorted(parting)))

@@ -5,25 +5,33 @@ If it does, all that differs is before that place, and nothing after it. No idea
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from .parted import Change, Parted, explains, lines_of
-from .stages import Recording, Region, Stage, leading_to, near, same_numbers
-from .tolerances import EXPLAINS, STAGE_SHARE
+from .parted import Change, Error, Parted, explains, lines_of
+from .stages import (
+    Recording,
+    Region,
+    Stage,
+    leading_to,
+    near,
+    orders,
+    said,
+    same_numbers,
+)
+from .tolerances import EXPLAINS, PEER_FLOOR_UNITS, PORT_FACTOR, STAGE_SHARE
 
-__all__ = ["Swap", "swapped"]
+__all__ = ["Swap", "swapped", "up_to"]
 
-MOST_SECONDS = 3
-# Of the largest number: constants in float32 are off by 2^-24, and what is left of one more fault would be more.
-NOTHING = 2.0**-20
-# Axes whose orders are all tried.
-MOST_AXES = 5
+# Of the processor.
+MOST_SECONDS = 4
+# What is left of a difference if nothing more differs: no more than two right programs may in float32, of which one may
+# have constants or take steps in it.
+NOTHING = PORT_FACTOR * PEER_FLOOR_UNITS * 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -31,78 +39,120 @@ class Swap:
     """Where the original is given the port's numbers.
 
     Args:
-        parted: Both sides, with what leads to these places alone.
         at, ours: The places in the original, and in the port.
-        before, after: The largest difference of the original's outputs from the port's, as a share, without and with
-            these numbers.
+        words: That it passes.
         cause: What is left out or added, if all that differs is that.
     """
 
-    parted: Parted
     at: tuple[int, ...]
     ours: tuple[int, ...]
-    before: float
-    after: float
+    words: str
     cause: str
 
-    def __str__(self) -> str:
-        sides = (self.parted.port, self.ours), (self.parted.original, self.at)
-        ours, theirs = (_said(side.stages[at[0]]) for side, at in sides)
-        return (
-            f"swap test: with A's numbers of {ours} in place of B's of {theirs}, B is {self.after:.0e} from A, without "
-            f"them {self.before:.0e}: what differs is before these, and nothing after"
-        )
 
-
-def _said(stage: Stage) -> str:
-    return f"{stage.operation} at {stage.where}" if stage.where else stage.operation
-
-
-def swapped(
-    parted: Parted, outputs: Iterable[str], error: Callable[[dict[int, Change]], float]
-) -> Swap | None:
+def swapped(parted: Parted, outputs: Iterable[str], error: Error) -> Swap | None:
     """The first place that passes the test, if one does but the outputs themselves.
 
     Args:
         parted: Both sides.
-        outputs: Their names.
-        error: The largest difference of the original's outputs from the port's, as a share of them, with changes in
-            some of its stages.
+        outputs: Those that differ.
+        error: Of changes in some stages of the original.
     """
-    before, until = error({}), time.monotonic() + MOST_SECONDS
+    before, until = error({}), time.process_time() + MOST_SECONDS
     if not 0 < before < np.inf:
         return None
     # Of a small difference, stages that differ do so by less.
     share = min(STAGE_SHARE, EXPLAINS * before)
-    ends = [parted.original.stages[parted.original.outputs[name]] for name in outputs]
-    places = [
-        stages
-        for stages in _of_lines(parted.original, parted.region)
+    last = _last(parted.original, outputs)
+    theirs = [
+        places
+        for places in _of_lines(parted.original, parted.region)
         if not any(
-            _is(parted.original.stages[i], end, share) for i in stages for end in ends
+            _is(parted.original.stages[i], x, share) for i in places for x in last
         )
     ]
-    for stages, ours in _first_first(places, _of_lines(parted.port, parted.parting)):
-        for changes in _changes(parted, stages, ours, share):
-            if time.monotonic() > until:
-                return None
+
+    def passing(places: list[int], ours: list[int]) -> dict[int, Change]:
+        for changes in _changes(parted, places, ours, share):
+            if time.process_time() > until:
+                break
             after = error(changes)
             if after < NOTHING and explains(before, after):
-                ours_at = dict(zip(stages, ours, strict=True))
-                needed = _needed(changes, error, share)
-                at = needed, tuple(ours_at[i] for i in needed)
-                cause = _more_or_less(parted, *at, share)
-                # What leads to the first of them says it for all.
-                ends = [part[:1] for part in at]
-                return Swap(_up_to(parted, *ends), *at, before, after, cause)
+                return changes
+        return {}
+
+    for places, ours in _first_first(theirs, _of_lines(parted.port, parted.parting)):
+        changes = passing(places, ours)
+        # A step that leaves A's numbers as they are, as relu those of abs, may be what A has another in place of.
+        later = changes and _taken_on(parted.original, places, theirs, share)
+        while later and (found := passing(later, ours)):
+            places, changes = later, found
+            later = _taken_on(parted.original, places, theirs, share)
+        if changes:
+            after = error(changes)
+            at, ours_at = _needed(changes, ours, error, share)
+            cause = _more_or_less(parted, at[0], ours_at[0], share)
+            return Swap(at, ours_at, _words(parted, at, ours_at, before, after), cause)
+        if time.process_time() > until:
+            break
     return None
 
 
+def _taken_on(
+    recording: Recording, places: list[int], among: list[list[int]], share: float
+) -> list[int]:
+    """The places of the next step, if it is another number than what it is made of."""
+    for later in among:
+        pairs = [*zip(places, later, strict=False)]
+        stages = [(recording.stages[i], recording.stages[j]) for i, j in pairs]
+        if (
+            len(later) == len(places)
+            and all(
+                i in after.parents
+                for (i, _), (_, after) in zip(pairs, stages, strict=True)
+            )
+            and not any(_is(one, after, share) for one, after in stages)
+        ):
+            return later
+    return []
+
+
+def _last(recording: Recording, outputs: Iterable[str]) -> list[Stage]:
+    """Outputs that lead to no other: that they give themselves says nothing."""
+    ends = {recording.outputs[name] for name in outputs}
+    before = {i for end in ends for i in leading_to(recording, [end]) - {end}}
+    return [recording.stages[end] for end in ends - before]
+
+
+def _words(
+    parted: Parted,
+    at: Sequence[int],
+    ours: Sequence[int],
+    before: float,
+    after: float,
+) -> str:
+    a, b = (
+        _which_run(side, places[0])
+        for side, places in ((parted.port, ours), (parted.original, at))
+    )
+    each = f" at each of {len(at)} places" if len(at) > 1 else ""
+    nothing = "nothing else" if len(at) > 1 else "nothing after"
+    return (
+        f"swap test: given A's numbers of {a} for its own of {b}{each}, B is {after:.0e} from A, without them "
+        f"{before:.0e}: what differs is before, and {nothing}"
+    )
+
+
+def _which_run(recording: Recording, at: int) -> str:
+    """A line may be run several times."""
+    places = _places(recording)
+    n = places[: at + 1].count(places[at])
+    return said(recording.stages[at]) + (f" (run {n})" if n > 1 else "")
+
+
 def _needed(
-    changes: dict[int, Change],
-    error: Callable[[dict[int, Change]], float],
-    share: float,
-) -> tuple[int, ...]:
+    changes: dict[int, Change], ours: Sequence[int], error: Error, share: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Without those that are right once those before them are: in a second layer queries follow the first."""
     found: list[int] = []
 
@@ -116,14 +166,24 @@ def _needed(
         return Change((at,), apply)
 
     error({at: seen(at, change) for at, change in changes.items()})
-    return (*(found or changes),)
+    pairs = zip(changes, ours, strict=True)
+    needed = [(i, j) for i, j in pairs if i in found or not found]
+    return tuple(i for i, _ in needed), tuple(j for _, j in needed)
 
 
 def _of_lines(recording: Recording, region: Region) -> list[list[int]]:
-    """The stages of a region, those of one line together: it is run for queries and for keys, or in every layer.
+    """The stages of a region, those of one place together: it is run for queries and for keys, or in every layer."""
+    places, stages = _places(recording), recording.stages
+    found: dict[object, list[int]] = {}
+    for at in sorted({*region.known, *region.parting}):
+        # What is given is not made: `exchanges` of weights are for that.
+        if stages[at].tells and stages[at].parents:
+            found.setdefault(places[at], []).append(at)
+    return [*found.values()]
 
-    A line may take a step several times, each of which is another place.
-    """
+
+def _places(recording: Recording) -> list[tuple[object, int]]:
+    """Of every stage its step in its line, and the how many-th of such steps in a row there."""
     stages, steps = recording.stages, lines_of(recording)
     taken: list[dict[object, int]] = []  # On the way to a stage in its own line.
     for stage, step in zip(stages, steps, strict=True):
@@ -132,13 +192,7 @@ def _of_lines(recording: Recording, region: Region) -> list[list[int]]:
             for other, n in taken[i].items() if stages[i].where == stage.where else ():
                 times[other] = max(n, times.get(other, 0))
         taken.append({**times, step: times.get(step, 0) + 1})
-    found: dict[object, list[int]] = {}
-    for at in sorted({*region.known, *region.parting}):
-        # What is given is not made: `exchanges` of weights are for that.
-        if stages[at].tells and stages[at].parents:
-            place = steps[at], taken[at][steps[at]]
-            found.setdefault(place, []).append(at)
-    return [*found.values()]
+    return [(step, times[step]) for step, times in zip(steps, taken, strict=True)]
 
 
 def _first_first(
@@ -165,73 +219,64 @@ def _changes(
         return
     if all(_is(a, b, share) for a, b in pairs):
         return  # Which changes nothing.
-    for order in _orders(*pairs[0]):
-        values = [_in_order(b, order, a.value.shape) for a, b in pairs]
-        if all(value is not None for value in values):
+    a, b = (stage.value.squeeze() for stage in pairs[0])
+    # The port's own order, also where axes are joined, and those that give the original's shape.
+    turned = (order for order in orders(b.ndim) if b.transpose(order).shape == a.shape)
+    for order in (tuple(range(b.ndim)), *turned):
+        values = [(x.value.shape, y.value.squeeze()) for x, y in pairs]
+        if all(y.ndim == len(order) for _, y in values):
+            turned = (y.transpose(order).reshape(shape) for shape, y in values)
             yield {
-                at: Change((), lambda x=value: x)
-                for at, value in zip(stages, values, strict=True)
+                at: Change((), partial(np.array, y))
+                for at, y in zip(stages, turned, strict=True)
             }
-
-
-def _orders(a: Stage, b: Stage) -> Iterator[tuple[int, ...]]:
-    """Of the axes of b, that make it a: its own, also where axes are joined, and those that give a's shape."""
-    axes = tuple(range(b.value.squeeze().ndim))
-    yield axes
-    if len(axes) <= MOST_AXES:
-        shape = a.value.squeeze().shape
-        for order in itertools.islice(itertools.permutations(axes), 1, None):
-            if b.value.squeeze().transpose(order).shape == shape:
-                yield order
-
-
-def _in_order(
-    b: Stage, order: tuple[int, ...], shape: tuple[int, ...]
-) -> np.ndarray | None:
-    x = b.value.squeeze()
-    if x.ndim != len(order) or math.prod(shape) != x.size:
-        return None
-    return x.transpose(order).reshape(shape)
 
 
 def _is(a: Stage, b: Stage, share: float) -> bool:
     return a.value.dtype == b.value.dtype and same_numbers(a.value, b.value, share)
 
 
-def _more_or_less(
-    parted: Parted, at: Sequence[int], ours: Sequence[int], share: float
-) -> str:
-    """Where one side passes on what the other takes further steps with."""
-    original, port = parted.original.stages, parted.port.stages
+def _more_or_less(parted: Parted, at: int, ours: int, share: float) -> str:
+    """If one side passes on what the other takes further steps with."""
+    original, port = parted.original, parted.port
     # One step that is left out is said by `faults`, and in what way.
-    near_by = {at[0], *original[at[0]].parents}
-    for words, recording, end, numbers, but in (
-        ("left out", parted.original, at[0], port[ours[0]], near_by),
-        ("added", parted.port, ours[0], original[at[0]], {ours[0]}),
-    ):
-        stages = recording.stages
-        there = leading_to(recording, [end]) - but
-        same = [i for i in there if _is(stages[i], numbers, share)]
-        if same:
-            first, last = _said(stages[max(same)]), _said(stages[end])
-            return f"the steps after {first} up to {last} are {words}"
-    return ""
+    near_by = {at, *original.stages[at].parents}
+    first = _holding(
+        original, leading_to(original, [at]) - near_by, port.stages[ours], share
+    )
+    if first:
+        return f"the steps after {said(first)} up to {said(original.stages[at])} are left out"
+    first = _holding(
+        port, leading_to(port, [ours]) - {ours}, original.stages[at], share
+    )
+    return (
+        f"the steps after {said(first)} up to {said(port.stages[ours])} are added"
+        if first
+        else ""
+    )
 
 
-def _up_to(parted: Parted, stages: Sequence[int], ours: Sequence[int]) -> Parted:
-    """What leads there alone."""
+def _holding(
+    recording: Recording, among: Iterable[int], other: Stage, share: float
+) -> Stage | None:
+    """The last of these stages that has these numbers."""
+    stages = (recording.stages[i] for i in sorted(among, reverse=True))
+    return next((stage for stage in stages if _is(stage, other, share)), None)
 
-    def cut(recording: Recording, region: Region, ends: Sequence[int]) -> Region:
-        there = leading_to(recording, ends)
-        return Region(
-            *(
-                tuple(i for i in part if i in there)
-                for part in (region.known, region.parting)
-            )
+
+def up_to(parted: Parted, swap: Swap) -> Parted:
+    """What leads to the first of its places alone."""
+
+    def cut(recording: Recording, region: Region, end: int) -> Region:
+        there = leading_to(recording, [end])
+        known, parting = (
+            tuple(i for i in part if i in there)
+            for part in (region.known, region.parting)
         )
+        return Region(known, parting)
 
     return replace(
         parted,
-        region=cut(parted.original, parted.region, stages),
-        parting=cut(parted.port, parted.parting, ours),
+        region=cut(parted.original, parted.region, swap.at[0]),
+        parting=cut(parted.port, parted.parting, swap.ours[0]),
     )
