@@ -18,7 +18,7 @@ import ast
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -302,9 +302,9 @@ def _ended(
         baseline = Baseline(options.baseline)
         report = baseline.held(report, shlex.join(report.again))
         baseline.write()
-    print(report)
-    for path in options.report:
+    for path in options.report:  # First, as what is printed may be cut off.
         report.save(path)
+    print(report)
     return 0 if report.passed else 1
 
 
@@ -323,7 +323,7 @@ def _without_files(arguments: Sequence[str]) -> Iterator[str]:
 
 def _programs(options: argparse.Namespace, *texts: str) -> list[Any]:
     """What these name, made with the options that they have parameters for."""
-    given = dict(_value(text) for text in options.option)
+    given = _once("--option", map(_value, options.option))
     found = [named(text) for text in texts]
     unknown = given.keys() - {name for thing in found for name in options_of(thing)}
     if unknown:
@@ -343,7 +343,7 @@ def _how(options: argparse.Namespace, oracle: list[Any]) -> dict[str, Any]:
     dtypes = ("float32", *options.dtype)
     return {
         "oracle": oracle[0] if oracle else None,
-        "taps": dict(_tap(text) for text in options.tap),
+        "taps": _once("--tap", map(_tap, options.tap)),
         "dtypes": dtypes,
         "seed": options.seed,
     }
@@ -351,7 +351,16 @@ def _how(options: argparse.Namespace, oracle: list[Any]) -> dict[str, Any]:
 
 def _drawn(options: argparse.Namespace) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(options.seed)
-    return dict(_input(text, rng) for text in options.input)
+    return _once("--input", (_input(text, rng) for text in options.input))
+
+
+def _once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"`{option}` must name {name} once, got it twice.")
+        found[name] = value
+    return found
 
 
 def _input(text: str, rng: np.random.Generator) -> tuple[str, np.ndarray]:
@@ -382,8 +391,8 @@ def _input(text: str, rng: np.random.Generator) -> tuple[str, np.ndarray]:
 
 
 def _tap(text: str) -> tuple[str, str]:
-    name, found, module = text.partition("=")
-    if not (name and found):
+    name, _, module = text.partition("=")
+    if not (name and module):
         raise ValueError(f"`--tap` must be NAME=MODULE, got {text!r}.")
     return name, module
 

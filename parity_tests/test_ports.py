@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from flax import linen, nnx
 
 import posenc_jax
@@ -1326,3 +1327,154 @@ def test_outputs_of_another_dtype_are_said(tmp_path):
     record(original, {"x": X}, golden, **options)
     assert replay(port, golden).notes == said
     assert compare(jax.nn.softmax, lambda x: x.softmax(-1), {"x": X}).notes == ()
+
+
+# ------------------------------------------------------------------------- large numbers
+
+
+@pytest.mark.parametrize(
+    ("port", "original", "right"),
+    [
+        (lambda i: i * 1_000_003, lambda i: i * 1_000_003, True),
+        (lambda i: i * 1_000_003, lambda i: i * 1_000_033, False),
+        (lambda i: -i * 1_000_003, lambda i: -i * 1_000_033, False),
+    ],
+)
+def test_large_whole_numbers_are_compared(port, original, right):
+    """float32 has not all of them, float64 has."""
+    i = np.arange(1000, 2000, dtype=np.int32)
+    report = compare(
+        lambda x, i: (port(i), x), lambda x, i: (original(i), x), {"x": X, "i": i}
+    )
+    assert report.passed == right, str(report)
+
+
+def test_large_numbers_are_compared():
+    """They do not stand for infinity as one number does, by which something is masked."""
+
+    def port(x, factor):
+        y = 10 ** (4 + 2 * x)
+        return jnp.where(y > 1e8, factor * y, y)
+
+    x = 2 * np.random.default_rng(3).normal(size=(4, 9))
+    for factor, right in ((1.0, True), (1.05, False)):
+        ours = partial(port, factor=factor)
+        report = compare(ours, lambda x: 10 ** (4 + 2 * x), {"x": x})
+        assert report.passed == right, str(report)
+
+    def masked(np_, x, by):
+        return np_.where(x > 0, x, by)
+
+    for ours, theirs in ((1e9, np.inf), (-np.inf, -1e9)):
+        a, b = partial(masked, jnp, by=ours), partial(masked, torch, by=theirs)
+        compare(a, b, {"x": X}).check()
+
+
+# ------------------------------------------------------- modes of the original's float64 run
+
+
+def test_original_that_writes_into_float32_is_refused():
+    """What it wrote into a copy in float64 would be lost."""
+
+    class Cached(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cache = torch.zeros(2, 5, 6)
+
+        def forward(self, x):
+            cache = self.cache.clone()
+            cache.index_copy_(1, torch.arange(5), x)
+            return torch.tanh(cache.cumsum(1))
+
+    with pytest.raises(RuntimeError, match="index_copy_"):
+        compare(lambda x: jnp.tanh(jnp.cumsum(x, 1)), Cached(), {"x": X})
+
+
+def test_gradients_that_compute_anew():
+    """Of a checkpoint, with constants that are made in float32."""
+
+    def body(x):
+        return torch.sin(x * torch.arange(6, dtype=torch.float32))
+
+    def original(x):
+        return torch.utils.checkpoint.checkpoint(body, x, use_reentrant=False)
+
+    compare(lambda x: jnp.sin(x * jnp.arange(6.0)), original, {"x": X}).check()
+
+
+# ----------------------------------------------------------------------- taps of any kind
+
+
+class Two(torch.nn.Module):
+    def forward(self, x):
+        return {"first": x * 2, "second": x}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.two, self.dense = Two(), torch.nn.Linear(6, 6)
+        self.act = torch.nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.act(self.dense(self.two(x)["first"]))
+
+
+def test_taps_of_trees_and_of_what_is_written_into():
+    class Port(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            self.sow("intermediates", "two", {"first": 2 * x})
+            y = linen.Dense(6)(2 * x)
+            last = {"init_fn": lambda: 0.0, "reduce_fn": lambda _, new: new}
+            self.sow("intermediates", "dense", y, **last)
+            return jax.nn.relu(y)
+
+    taps = {"two": "two", "dense": "dense"}
+    compare(Port(), Model(), {"x": X}, taps=taps).check()
+    with pytest.raises(
+        ValueError, match=r"must name what Model .*has, two, dense, act"
+    ):
+        compare(Port(), Model(), {"x": X}, taps={"two": "tow"})
+
+
+def test_complex_taps_are_recorded(tmp_path):
+    class Port(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            turned = x * jnp.exp(1j * jnp.arange(6))
+            self.sow("intermediates", "turned", turned)
+            return turned.real
+
+    class Turn(torch.nn.Module):
+        def forward(self, x):
+            return x * torch.exp(1j * torch.arange(6))
+
+    class Original(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn = Turn()
+
+        def forward(self, x):
+            return self.turn(x).real
+
+    golden = tmp_path / "golden.npz"
+    record(Original(), {"x": X}, golden, taps={"turned": "turn"})
+    replay(Port(), golden).check()
+
+
+def test_first_output_that_differs_is_said():
+    """Of a dict of what is on the way, in the program's order."""
+
+    def port(x):
+        y = jnp.sin(x)
+        z = jnp.exp(2 * y)
+        return {"y": y, "out": z.sum(-1), "exp": z}
+
+    def original(x):
+        y = torch.sin(x)
+        z = torch.exp(y)
+        return {"y": y, "exp": z, "out": z.sum(-1)}
+
+    causes = compare(port, original, {"x": X}).causes
+    assert causes[0] == "the first that differs: exp"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .dtypes import DTYPES, Arrays, unit_roundoff
+from .dtypes import DTYPES, Arrays, infinite, unit_roundoff
 from .environment import environment
 from .sides import (
     BUFFER,
@@ -30,7 +30,6 @@ from .tolerances import (
     COST_RUNS,
     FEW,
     HALF_UNITS,
-    HUGE,
     PEER_FLOOR_UNITS,
 )
 from .weights import WeightMap, carried
@@ -66,6 +65,7 @@ class Answers:
         tensors: By the dtype of a run, then by name: outputs, and gradients as "d_" and the name of a number.
         frozen: Weights that do not learn.
         dtypes: Of the outputs as they were given, by the dtype of a run, then by name.
+        taps: Their names.
     """
 
     source: str
@@ -74,6 +74,7 @@ class Answers:
     tensors: dict[str, dict[str, Answer]]
     frozen: frozenset[str]
     dtypes: dict[str, dict[str, str]]
+    taps: tuple[str, ...]
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -130,6 +131,7 @@ class Answers:
             "source": self.source,
             "dtypes": self.dtypes,
             "frozen": sorted(self.frozen),
+            "taps": self.taps,
             "tensors": list(next(iter(self.tensors.values()))),
             "environment": environment(),
         }
@@ -174,6 +176,7 @@ class Answers:
             tensors,
             frozenset(manifest["frozen"]),
             manifest["dtypes"],
+            tuple(manifest["taps"]),
         )
 
 
@@ -221,7 +224,13 @@ def asked(
         }
     given = {dtype: original.dtypes(numbers, dtype) for dtype in dtypes}
     return Answers(
-        original.source, numbers, cotangents, tensors, original.frozen, given
+        original.source,
+        numbers,
+        cotangents,
+        tensors,
+        original.frozen,
+        given,
+        tuple(original.taps),
     )
 
 
@@ -341,16 +350,17 @@ def _largest_of_slices(x: np.ndarray, axis: int) -> np.ndarray:
     return np.repeat(largest, np.diff([*starts, len(rows)])).reshape(shape)
 
 
-def finite(x: np.ndarray) -> np.ndarray:
-    """In float64; what is as large as infinity, as which masks are written, is no number."""
+def finite(x: np.ndarray, *, whole: bool = False) -> np.ndarray:
+    """In float64; what stands for infinity is no number, but of whole numbers, which do not."""
     x = x.astype(np.float64)
-    return np.where(np.abs(x) < HUGE, x, np.nan)
+    return np.where(np.isfinite(x) if whole else ~infinite(x), x, np.nan)
 
 
-def kinds(x: np.ndarray) -> np.ndarray:
-    """What each is: 0 a number, 1 or -1 as large as infinity, 2 NaN."""
+def kinds(x: np.ndarray, *, whole: bool = False) -> np.ndarray:
+    """What each is: 0 a number, 1 or -1 infinity or what stands for it, 2 NaN."""
     x = x.astype(np.float64)
-    return np.where(np.isnan(x), 2.0, np.sign(x) * (np.abs(x) >= HUGE))
+    large = np.isinf(x) if whole else infinite(x)
+    return np.where(np.isnan(x), 2.0, np.where(large, np.sign(x), 0.0))
 
 
 def apart(a: np.ndarray, b: np.ndarray, sizes: np.ndarray | None = None) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 
 from .draws import Draw
 from .ports import compare
+from .sides import NO_TAPS
 from .verdicts import Report
 from .weights import WeightMap
 
@@ -66,6 +67,7 @@ def pair(
     static: Mapping[str, Sequence[Any]] | None = None,
     weights: WeightMap | None = None,
     oracle: Callable[..., Any] | None = None,
+    taps: Mapping[str, str] = NO_TAPS,
     dtypes: Sequence[str] = ("float32",),
     seeds: Sequence[int] = (0,),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -85,7 +87,7 @@ def pair(
         inputs: What to draw each input from.
         axes: The size of every named axis, or several.
         static: Options of both functions, and of the oracle, each with the values to try.
-        weights, oracle, dtypes: As `compare` takes them.
+        weights, oracle, taps, dtypes: As `compare` takes them.
         seeds: Of inputs, weights and cotangents.
     Raises:
         ValueError: if nothing would be run.
@@ -96,7 +98,7 @@ def pair(
         axis: [size] if isinstance(size, int) else list(size)
         for axis, size in (axes or {}).items()
     }
-    how = {"weights": weights, "oracle": oracle, "dtypes": dtypes}
+    how = {"weights": weights, "oracle": oracle, "taps": taps, "dtypes": dtypes}
     choices = itertools.product(_choices(sizes), _choices(static or {}), seeds)
     cases = [PairCase((jax, torch), inputs, *choice, how) for choice in choices]
     if not cases:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from .answers import Answers, apart, finite
 from .causes import explained
@@ -30,6 +32,17 @@ MOST_SECONDS = 4
 SAID = 3
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_one_thread()
 def diagnosed(
     port: Side,
     original: Side,
@@ -37,7 +50,7 @@ def diagnosed(
     answers: Answers,
     outputs: list[str],
 ) -> list[str]:
-    """In words.
+    """In words. PyTorch's side runs many times, in one thread: to hand small tensors over takes longer than the rest.
 
     Args:
         port, original: The two sides.

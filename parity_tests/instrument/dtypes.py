@@ -8,7 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["DTYPES", "Arrays", "Function", "unit_roundoff"]
+from .tolerances import HUGE, STAGE_SHARE
+
+__all__ = ["DTYPES", "Arrays", "Function", "infinite", "unit_roundoff"]
 
 Arrays = Mapping[str, np.ndarray]
 Function = Callable[..., dict[str, Any]]
@@ -24,3 +26,12 @@ DTYPES = {
 def unit_roundoff(dtype: Any) -> float:
     """Largest relative error of one rounding to nearest."""
     return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+def infinite(x: np.ndarray) -> np.ndarray:
+    """Where float64 numbers are infinite or stand for it, as masks are written: below -HUGE, or one number above it."""
+    large = np.abs(x) >= HUGE
+    above = x[large & (x > 0) & np.isfinite(x)]
+    if np.ptp(above) > STAGE_SHARE * above.max() if above.size else False:
+        large &= (x < 0) | np.isinf(x)  # Numbers of their own.
+    return large

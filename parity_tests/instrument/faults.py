@@ -374,4 +374,4 @@ def _number(x: float) -> str:
     ):
         if value > 1.5 and abs(value - round(value)) < 1e-4:
             return sign + text.format(round(value))
-    return f"{sign}{x:.6g}"
+    return f"{sign}{x:.9g}"

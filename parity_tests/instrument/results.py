@@ -72,18 +72,18 @@ def _row(name: str, a: np.ndarray, b: np.ndarray, right: np.ndarray) -> Row:
         return Row(name, "CONTRACT", reason=f"A has {a.shape}, B {b.shape}{hint}")
     if a.dtype != b.dtype:
         return Row(name, "CONTRACT", reason=f"A is {a.dtype}, B {b.dtype}")
-    if not np.array_equal(kinds(a), kinds(right)):
+    whole = a.dtype not in DTYPES.values()
+    if not np.array_equal(kinds(a, whole=whole), kinds(right, whole=whole)):
         return Row(
             name, "CONTRACT", reason="A and B are infinite or NaN at other places"
         )
     if np.array_equal(a, right, equal_nan=True):
         return Row(name, "EQUAL")
-    whole = a.dtype not in DTYPES.values()
     unit = 0.0 if whole else unit_roundoff(a.dtype)
-    right, held = finite(right), np.dtype(np.float64)
+    right, held = finite(right, whole=whole), np.dtype(np.float64)
     size = np.nan_to_num(np.abs(right)).max(initial=0)
     units = np.full(a.shape, PLAIN_UNITS * unit * size / unit_roundoff(np.float64) / 2)
-    a, b = (finite(x) for x in (a, b))
+    a, b = (finite(x, whole=whole) for x in (a, b))
     return judge(name, a, b, Bounded(right, units), dtype=held, compute=held)
 
 

@@ -108,9 +108,14 @@ class Side:
         return self.run(self.function(dtype), given, cots, learnt)
 
     def dtypes(self, numbers: Arrays, dtype: str) -> dict[str, str]:
-        """Of what the program gives in a run."""
-        given = _given(numbers, dtype, dtype)
-        found = self.run(self.outputs(dtype), given, {}, ())
+        """Of the arrays that the program gives in a run; a number of Python has none."""
+        outputs = self.outputs(dtype)
+
+        def arrays(**given: Any) -> dict[str, Any]:
+            found = outputs(**given).items()
+            return {name: x for name, x in found if not isinstance(x, np.ndarray)}
+
+        found = self.run(arrays, _given(numbers, dtype, dtype), {}, ())
         return {name: str(x.dtype) for name, x in found.items()}
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .tolerances import HUGE, STAGE_SHARE
+from .dtypes import infinite
+from .tolerances import STAGE_SHARE
 
 __all__ = [
     "Held",
@@ -96,16 +97,15 @@ class Region:
 
 
 def wide(value: np.ndarray) -> np.ndarray:
-    """In float64, complex numbers of two such.
-
-    What is beyond HUGE stands for minus infinity, as which some write the least number there is.
-    """
+    """In float64, complex numbers of two such; what stands for infinity is infinite, but among whole numbers."""
     if value.dtype.kind == "b":
         return value
     if value.dtype.kind == "c":
         return value.astype(np.complex128)
-    value = value.astype(np.float64)
-    return np.where(np.abs(value) > HUGE, np.copysign(np.inf, value), value)
+    x = value.astype(np.float64)
+    if value.dtype.kind in "iu":
+        return x
+    return np.where(infinite(x), np.copysign(np.inf, x), x)
 
 
 def said(stage: Stage) -> str:

@@ -123,7 +123,11 @@ class Report:
             f" {r.ratio_a:8.2g} {r.ratio_b:8.2g} {r.peer:7.2g}  {r.verdict} {r.reason}"
             for r in shown
         ]
-        lines += [f"and {left} tensors no worse"] if left else []
+        fail = sum(row.verdict not in PASSING for row in self.rows) - sum(
+            row.verdict not in PASSING for row in shown
+        )
+        too = f", of which {fail} fail" if fail else ""
+        lines += [f"and {left} tensors no worse{too}"] if left else []
         lines += [*self.notes, *self._made()]
         return "\n".join(line.rstrip() for line in lines)
 
