@@ -12,15 +12,18 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 import posenc_jax
 import posenc_torch
 
-from .counterparts import Counterparts, counterparts
 from .instrument import Pair, compare
+from .instrument.cases import PairCase
+from .instrument.draws import Draw
 from .instrument.verdicts import Report
+from .library_pairs import SIZES, library_pairs
 from .mutants import MUTANTS, PROFILES, Mutant, mutated
 from .schemes import IMPLEMENTED, pairs
 
@@ -66,12 +69,13 @@ def _of_this_project() -> dict[str, Callable[[int], Report]]:
 
 
 def _of_libraries() -> dict[str, Callable[[int], Report]]:
-    def compared(both: Counterparts, seed: int) -> Report:
-        rng = np.random.default_rng(seed)
-        inputs = {n: draw.array(rng, both.sizes) for n, draw in both.draws.items()}
-        return compare(both.jax, both.torch, inputs, seed=seed)
+    def compared(sides: tuple[Any, Any], draws: dict[str, Draw], seed: int) -> Report:
+        return PairCase(sides, draws, SIZES, {}, seed, {}).report()
 
-    return {name: partial(compared, both) for name, both in counterparts().items()}
+    return {
+        name: partial(compared, sides, draws)
+        for name, (sides, draws) in library_pairs().items()
+    }
 
 
 def _missed() -> int:

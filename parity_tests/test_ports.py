@@ -17,7 +17,9 @@ from flax import linen, nnx
 import posenc_jax
 
 from .instrument import compare, positions, record, replay
+from .instrument.cases import PairCase
 from .instrument.weights import back, carried, checked, doubts, guessed
+from .library_pairs import SIZES, library_pairs
 
 X = np.random.default_rng(0).normal(size=(2, 5, 6))
 pytestmark = pytest.mark.usefixtures("first_cause_suffices")
@@ -1327,6 +1329,13 @@ def test_outputs_of_another_dtype_are_said(tmp_path):
     record(original, {"x": X}, golden, **options)
     assert replay(port, golden).notes == said
     assert compare(jax.nn.softmax, lambda x: x.softmax(-1), {"x": X}).notes == ()
+
+
+@pytest.mark.parametrize("name", library_pairs())
+def test_functions_of_both_libraries_agree(name):
+    """Whose numbers nobody here chose: a bound that they pass is no accident of this project's own pairs."""
+    sides, draws = library_pairs()[name]
+    PairCase(sides, draws, SIZES, {}, 0, {}).check()
 
 
 # ------------------------------------------------------------------------- large numbers

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 # Of a loop that is recorded step by step: layers, not tokens.
-MOST_STEPS = 64
+MOST_STEPS = 128
 
 
 def run_jax(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from .instrument.draws import Draw, normal, tokens
 
-__all__ = ["Counterparts", "counterparts"]
+__all__ = ["SIZES", "LibraryPair", "library_pairs"]
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "gelu": (lambda x: jax.nn.gelu(x, approximate=False), functional.gelu),
@@ -56,85 +57,63 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-class Counterparts(NamedTuple):
-    """The two programs, and what to draw for them."""
+SIZES = {"B": 2, "S": 17, "D": 24}
+X = {"x": normal("B S D")}
 
-    jax: Any
-    torch: Any
-    draws: dict[str, Draw]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"B": 2, "S": 17, "D": 24}
+# The two programs, and what to draw for them.
+LibraryPair = tuple[tuple[Any, Any], dict[str, Draw]]
 
 
-def counterparts() -> dict[str, Counterparts]:
+def library_pairs() -> dict[str, LibraryPair]:
     """By name, modules made anew."""
-    x = {"x": normal("B S D")}
-    found = {name: Counterparts(*both, x) for name, both in FUNCTIONS.items()}
-    return found | dict(_attention()) | dict(_modules(x))
-
-
-def _attention() -> Iterator[tuple[str, Counterparts]]:
+    found: dict[str, LibraryPair] = {
+        name: (both, X) for name, both in FUNCTIONS.items()
+    }
     heads = {name: normal("B S 4 8") for name in "qkv"}
     for causal in (False, True):
-
-        def ours(q: Any, k: Any, v: Any, causal: bool = causal) -> Any:
-            return jax.nn.dot_product_attention(q, k, v, is_causal=causal)
-
-        def theirs(q: Any, k: Any, v: Any, causal: bool = causal) -> Any:
-            q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-            out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-            return out.transpose(1, 2)
-
-        name = "causal attention" if causal else "attention"
-        yield name, Counterparts(ours, theirs, heads)
+        both = partial(_attend_jax, causal), partial(_attend_torch, causal)
+        found["causal attention" if causal else "attention"] = both, heads
+    return found | _modules()
 
 
-def _modules(x: dict[str, Draw]) -> Iterator[tuple[str, Counterparts]]:
-    rngs = nnx.Rngs(0)
-    yield (
-        "Linear",
-        Counterparts(nnx.Linear(24, 7, rngs=rngs), torch.nn.Linear(24, 7), x),
-    )
-    yield "Dense", Counterparts(linen.Dense(7), torch.nn.Linear(24, 7), x)
-    yield (
-        "LayerNorm",
-        Counterparts(
-            nnx.LayerNorm(24, epsilon=1e-5, rngs=rngs), torch.nn.LayerNorm(24), x
+def _attend_jax(causal: bool, q: Any, k: Any, v: Any) -> Any:
+    return jax.nn.dot_product_attention(q, k, v, is_causal=causal)
+
+
+def _attend_torch(causal: bool, q: Any, k: Any, v: Any) -> Any:
+    q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+    out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return out.transpose(1, 2)
+
+
+def _modules() -> dict[str, LibraryPair]:
+    rngs, torch_nn = nnx.Rngs(0), torch.nn
+    layers = (
+        nnx.Sequential(
+            nnx.Linear(24, 32, rngs=rngs), nnx.silu, nnx.Linear(32, 24, rngs=rngs)
+        ),
+        torch_nn.Sequential(
+            torch_nn.Linear(24, 32), torch_nn.SiLU(), torch_nn.Linear(32, 24)
         ),
     )
-    yield (
-        "linen.LayerNorm",
-        Counterparts(linen.LayerNorm(epsilon=1e-5), torch.nn.LayerNorm(24), x),
-    )
-    yield (
-        "RMSNorm",
-        Counterparts(
-            nnx.RMSNorm(24, epsilon=1e-6, rngs=rngs), torch.nn.RMSNorm(24, eps=1e-6), x
+    both = {
+        "Linear": (nnx.Linear(24, 7, rngs=rngs), torch_nn.Linear(24, 7)),
+        "Dense": (linen.Dense(7), torch_nn.Linear(24, 7)),
+        "LayerNorm": (
+            nnx.LayerNorm(24, epsilon=1e-5, rngs=rngs),
+            torch_nn.LayerNorm(24),
         ),
-    )
-    yield (
-        "Embed",
-        Counterparts(
-            nnx.Embed(11, 24, rngs=rngs),
-            torch.nn.Embedding(11, 24),
-            {"x": tokens("B S", 11)},
+        "linen.LayerNorm": (linen.LayerNorm(epsilon=1e-5), torch_nn.LayerNorm(24)),
+        "RMSNorm": (
+            nnx.RMSNorm(24, epsilon=1e-6, rngs=rngs),
+            torch_nn.RMSNorm(24, eps=1e-6),
         ),
-    )
-    yield (
-        "layers",
-        Counterparts(
-            nnx.Sequential(
-                nnx.Linear(24, 32, rngs=rngs), nnx.silu, nnx.Linear(32, 24, rngs=rngs)
-            ),
-            torch.nn.Sequential(
-                torch.nn.Linear(24, 32), torch.nn.SiLU(), torch.nn.Linear(32, 24)
-            ),
-            x,
-        ),
-    )
-    yield "Conv", Counterparts(nnx.Conv(24, 5, (3,), rngs=rngs), _Convolution(), x)
+        "layers": layers,
+        "Conv": (nnx.Conv(24, 5, (3,), rngs=rngs), _Convolution()),
+    }
+    embed = nnx.Embed(11, 24, rngs=rngs), torch_nn.Embedding(11, 24)
+    found: dict[str, LibraryPair] = {name: (sides, X) for name, sides in both.items()}
+    return found | {"Embed": (embed, {"x": tokens("B S", 11)})}
 
 
 class _Convolution(torch.nn.Module):
