@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from .instrument import compare
+from .instrument import compare, swaps
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 6))
@@ -106,6 +106,30 @@ def test_queries_of_later_layers_only_follow():
 
     found = causes(port, lambda q: layers(torch, q, 0), q=Q)
     assert "positions after their own by 1" in found[0]
+
+
+def test_late_places_are_found_when_time_is_short(monkeypatch):
+    """Where first places take long, from the outputs back."""
+
+    def port(x):
+        for _ in range(3):
+            x = jnp.sin(x)
+            x = jnp.exp(x) - x.sum(-1, keepdims=True)
+        y = jnp.arctan(x)
+        return jnp.cumsum(y, 1)
+
+    def original(x):
+        for _ in range(3):
+            x = torch.tanh(x)
+            x = torch.exp(x) - x.prod(-1, keepdim=True)
+        y = torch.atan(x)
+        return torch.cumsum(y, 1)
+
+    turns = iter([0.0, 10.0])
+    monkeypatch.setattr(swaps.time, "process_time", lambda: next(turns, 2.5))
+    monkeypatch.setattr(swaps, "MOST_SECONDS", 4)
+    found = swap(port, original, x=X)
+    assert line(original, "prod") in found
 
 
 def test_two_faults():

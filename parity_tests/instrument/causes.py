@@ -173,7 +173,7 @@ def _together(
     Or, where it is known before which stages it is, one before each.
     """
     if swap:
-        before = (_last_of_line(parted, at, end) for end in swap.at)
+        before = (_last_of_place(parted, at, end) for end in swap.at)
         stages = [i for i in before if i is not None]
         if at in stages:
             yield stages
@@ -184,10 +184,10 @@ def _together(
     yield [i for i in all_of_them if parted.steps[i] == parted.steps[at]]
 
 
-def _last_of_line(parted: Parted, at: int, end: int) -> int | None:
-    """The last stage of the line of `at` on the way to `end`."""
-    there = leading_to(parted.original, [end])
-    return max((i for i in there if parted.lines[i] == parted.lines[at]), default=None)
+def _last_of_place(parted: Parted, at: int, end: int) -> int | None:
+    """The last stage of the place of `at` on the way to `end`."""
+    there, places = leading_to(parted.original, [end]), parted.places
+    return max((i for i in there if places[i] == places[at]), default=None)
 
 
 def _plainness(cause: Cause) -> int:

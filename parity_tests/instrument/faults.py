@@ -46,6 +46,7 @@ def faults_of(parted: Parted, at: int) -> Found:
     alone: list[Iterable[Applied]] = [_narrowed(value), _shifted(value), _turned(value)]
     yield from _of_another_eps(stage, parents, parted.added)
     yield from _reshaped(stage, parents)
+    yield from _pieces(parted, at)
     others = parted.theirs.get(value.size, [])
     if parts or known:
         alone += [_of_another_size(stage, other) for other in others]
@@ -77,6 +78,33 @@ def _skipped(stage: Stage, parents: Parents) -> Found:
             of = f" but for its input {n}" if len(numbers) > 1 else ""
             words = f"the step {stage.operation!r} is left out{of}"
             yield words, Change((i,), np.array)
+
+
+def _pieces(parted: Parted, at: int) -> Found:
+    """Of what is cut into equal pieces, as gate and value or queries, keys and values: those in another order."""
+    pieces, stages = parted.pieces.get(at, []), parted.original.stages
+    if len(pieces) < 2 or len(stages[at].parents) != 1:
+        return
+    (whole,), shape = stages[at].parents, stages[at].value.shape
+    cut = stages[whole].value
+    axes = [n for n, size in enumerate(cut.shape) if shape[n : n + 1] != (size,)]
+    if cut.ndim != len(shape) or len(axes) != 1:
+        return
+    places = [partial(_piece, axes[0], n, shape[axes[0]]) for n in range(len(pieces))]
+    if not all(
+        near(place(cut), stages[i].value)
+        for place, i in zip(places, pieces, strict=True)
+    ):
+        return
+    for order in itertools.permutations(range(len(pieces))):
+        if order != tuple(range(len(pieces))):
+            said = ", ".join(map(str, order))
+            words = f"what the step {stages[at].operation!r} gives in the order {said}"
+            yield words, Change((whole,), places[order[pieces.index(at)]])
+
+
+def _piece(axis: int, n: int, size: int, x: np.ndarray) -> np.ndarray:
+    return x.take(np.arange(n * size, (n + 1) * size), axis, mode="clip")
 
 
 def _weighed(stage: Stage, parents: Parents, factors: set[float]) -> Found:
@@ -172,7 +200,10 @@ def _of_a_family(
 def _activated(stage: Stage, parents: Parents) -> Found:
     for right, wrong, change in _of_a_family(stage, parents, ACTIVATIONS):
         yield f"activation {wrong} in place of {right}", change
-    for _, wrong, change in _of_a_family(stage, parents, SOFTMAXES):
+    family = dict(SOFTMAXES)
+    for axis in range(stage.value.ndim - 1):
+        family[f"softmax over axis {axis}"] = partial(special.softmax, axis=axis)
+    for _, wrong, change in _of_a_family(stage, parents, family):
         yield wrong, change
 
 

@@ -338,7 +338,8 @@ class _Replay(_Recorder):
             self.stages[at] if at < len(self.stages) else _numbers(tensor)
             for at in change.of
         )
-        value = torch.from_numpy(np.ascontiguousarray(change.apply(*given)))
+        with np.errstate(all="ignore"):  # Of infinities, by which something is masked.
+            value = torch.from_numpy(np.ascontiguousarray(change.apply(*given)))
         if in_place:
             return tensor.copy_(value)
         # Not into a view, which would change what it is a view of; but in the same order in memory, on which it

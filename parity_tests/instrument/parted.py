@@ -23,14 +23,16 @@ __all__ = [
     "constant_of",
     "explains",
     "is_copy",
-    "lines_of",
     "of_pairs",
+    "places_of",
     "tables_of",
 ]
 
 # What a port that takes a step in float32, as Flax's Embed may, is off with any hypothesis; a right one is then seen by
 # so many times less than was off without it.
 IN_FLOAT32, CLEARLY = 2.0**-23, 20
+# Of one step, of which all orders are tried.
+MOST_PIECES = 3
 
 
 class Change(NamedTuple):
@@ -136,8 +138,33 @@ class Parted:
         return found
 
     @cached_property
+    def pieces(self) -> dict[int, list[int]]:
+        """All that one step of the original gives, if it gives a few of one shape."""
+        stages = self.original.stages
+        found: dict[int, list[int]] = {}
+        for at, stage in enumerate(stages):
+            before = found.get(at - 1, [at - 1]) if at else []
+            one = stages[before[0]] if before else stage
+            made_by = (stage.operation, stage.where, stage.parents, stage.value.shape)
+            if (
+                before
+                and stage.parents
+                and made_by == (one.operation, one.where, one.parents, one.value.shape)
+            ):
+                before.append(at)
+                found.update(dict.fromkeys(before, before))
+        return {
+            at: pieces for at, pieces in found.items() if len(pieces) <= MOST_PIECES
+        }
+
+    @cached_property
     def lines(self) -> list[tuple[Any, ...]]:
-        return lines_of(self.original)
+        return _lines_of(self.original)
+
+    @cached_property
+    def places(self) -> list[tuple[Any, ...]]:
+        """What is the same of stages that one place makes, of whatever sizes."""
+        return [(*step[:2], n) for step, n in places_of(self.original)]
 
     @cached_property
     def steps(self) -> list[tuple[Any, ...]]:
@@ -153,12 +180,25 @@ class Parted:
         ]
 
 
-def lines_of(recording: Recording) -> list[tuple[Any, ...]]:
+def _lines_of(recording: Recording) -> list[tuple[Any, ...]]:
     """What is the same of stages that one line makes."""
     return [
         (_step(stage), stage.where, stage.value.ndim, stage.value.shape[-1:])
         for stage in recording.stages
     ]
+
+
+def places_of(recording: Recording) -> list[tuple[tuple[Any, ...], int]]:
+    """Of every stage its step in its line, and the how many-th of such steps in a row there."""
+    stages, steps = recording.stages, _lines_of(recording)
+    taken: list[dict[object, int]] = []  # On the way to a stage in its own line.
+    for stage, step in zip(stages, steps, strict=True):
+        times: dict[object, int] = {}
+        for i in stage.parents:
+            for other, n in taken[i].items() if stages[i].where == stage.where else ():
+                times[other] = max(n, times.get(other, 0))
+        taken.append({**times, step: times.get(step, 0) + 1})
+    return [(step, times[step]) for step, times in zip(steps, taken, strict=True)]
 
 
 def explains(before: float, after: float) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from .parted import Change, Error, Parted, explains, lines_of
+from .parted import Change, Error, Parted, explains, places_of
 from .stages import (
     Recording,
     Region,
@@ -58,7 +58,8 @@ def swapped(parted: Parted, outputs: Iterable[str], error: Error) -> Swap | None
         outputs: Those that differ.
         error: Of changes in some stages of the original.
     """
-    before, until = error({}), time.process_time() + MOST_SECONDS
+    before, start = error({}), time.process_time()
+    halfway, until = start + MOST_SECONDS / 2, start + MOST_SECONDS
     if not 0 < before < np.inf:
         return None
     # Of a small difference, stages that differ do so by less.
@@ -81,21 +82,37 @@ def swapped(parted: Parted, outputs: Iterable[str], error: Error) -> Swap | None
                 return changes
         return {}
 
-    for places, ours in _first_first(theirs, _of_lines(parted.port, parted.parting)):
+    def swap(places: list[int], ours: list[int]) -> Swap | None:
         changes = passing(places, ours)
         # A step that leaves A's numbers as they are, as relu those of abs, may be what A has another in place of.
         later = changes and _taken_on(parted.original, places, theirs, share)
         while later and (found := passing(later, ours)):
             places, changes = later, found
             later = _taken_on(parted.original, places, theirs, share)
-        if changes:
-            after = error(changes)
-            at, ours_at = _needed(changes, ours, error, share)
-            cause = _more_or_less(parted, at[0], ours_at[0], share)
-            return Swap(at, ours_at, _words(parted, at, ours_at, before, after), cause)
+        if not changes:
+            return None
+        after = error(changes)
+        at, ours_at = _needed(changes, ours, error, share)
+        cause = _more_or_less(parted, at[0], ours_at[0], share)
+        return Swap(at, ours_at, _words(parted, at, ours_at, before, after), cause)
+
+    ours = _of_lines(parted.port, parted.parting)
+    for n, m in _first_first(len(theirs), len(ours)):
+        if time.process_time() > halfway:
+            break
+        if len(theirs[n]) == len(ours[m]) and (found := swap(theirs[n], ours[m])):
+            return found
+    # From the outputs back, always to earlier ones, as far as the time goes.
+    best, theirs, ours = None, theirs[::-1], ours[::-1]
+    least = 0, 0
+    for n, m in _first_first(len(theirs), len(ours)):
         if time.process_time() > until:
             break
-    return None
+        later = n < least[0] or m < least[1]
+        if not later and len(theirs[n]) == len(ours[m]):
+            found = swap(theirs[n], ours[m])
+            best, least = (found, (n, m)) if found else (best, least)
+    return best
 
 
 def _taken_on(
@@ -145,7 +162,7 @@ def _words(
 
 def _which_run(recording: Recording, at: int) -> str:
     """A line may be run several times."""
-    places = _places(recording)
+    places = places_of(recording)
     n = places[: at + 1].count(places[at])
     return said(recording.stages[at]) + (f" (run {n})" if n > 1 else "")
 
@@ -173,7 +190,7 @@ def _needed(
 
 def _of_lines(recording: Recording, region: Region) -> list[list[int]]:
     """The stages of a region, those of one place together: it is run for queries and for keys, or in every layer."""
-    places, stages = _places(recording), recording.stages
+    places, stages = places_of(recording), recording.stages
     found: dict[object, list[int]] = {}
     for at in sorted({*region.known, *region.parting}):
         # What is given is not made: `exchanges` of weights are for that.
@@ -182,27 +199,11 @@ def _of_lines(recording: Recording, region: Region) -> list[list[int]]:
     return [*found.values()]
 
 
-def _places(recording: Recording) -> list[tuple[object, int]]:
-    """Of every stage its step in its line, and the how many-th of such steps in a row there."""
-    stages, steps = recording.stages, lines_of(recording)
-    taken: list[dict[object, int]] = []  # On the way to a stage in its own line.
-    for stage, step in zip(stages, steps, strict=True):
-        times: dict[object, int] = {}
-        for i in stage.parents:
-            for other, n in taken[i].items() if stages[i].where == stage.where else ():
-                times[other] = max(n, times.get(other, 0))
-        taken.append({**times, step: times.get(step, 0) + 1})
-    return [(step, times[step]) for step, times in zip(steps, taken, strict=True)]
-
-
-def _first_first(
-    theirs: list[list[int]], ours: list[list[int]]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Pairs of places, the first of both sides first: the sides part just before."""
-    for both in range(len(theirs) + len(ours) - 1):
-        for n in range(max(0, both - len(ours) + 1), min(both + 1, len(theirs))):
-            if len(theirs[n]) == len(ours[both - n]):
-                yield theirs[n], ours[both - n]
+def _first_first(n: int, m: int) -> Iterator[tuple[int, int]]:
+    """Pairs of numbers, small ones first: the sides part just before the first places of both."""
+    for both in range(n + m - 1):
+        for i in range(max(0, both - m + 1), min(both + 1, n)):
+            yield i, both - i
 
 
 def _changes(
