@@ -1487,3 +1487,89 @@ def test_first_output_that_differs_is_said():
 
     causes = compare(port, original, {"x": X}).causes
     assert causes[0] == "the first that differs: exp"
+
+
+# --------------------------------------------------------------------- layers in one array
+
+
+class Layer(linen.Module):
+    factor: float = 1.0
+
+    @linen.compact
+    def __call__(self, x, _):
+        y = linen.Dense(8, name="up")(linen.LayerNorm(epsilon=1e-5, name="norm")(x))
+        y = self.factor * jnp.tanh(y)
+        return x + linen.Dense(6, use_bias=False, name="down")(y), None
+
+
+class Scanned(linen.Module):
+    """As MaxText's, which stacks along the second axis."""
+
+    axis: int
+    factor: float = 1.0
+
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Dense(6, name="first")(x)
+        layers = linen.scan(
+            Layer,
+            variable_axes={"params": self.axis},
+            split_rngs={"params": True},
+            length=3,
+        )
+        x, _ = layers(self.factor, name="layers")(x, None)
+        return linen.Dense(2, name="last")(x)
+
+
+class Listed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleDict(
+                {
+                    "norm": torch.nn.LayerNorm(6),
+                    "up": torch.nn.Linear(6, 8),
+                    "down": torch.nn.Linear(8, 6, bias=False),
+                }
+            )
+            for _ in range(3)
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + layer["down"](torch.tanh(layer["up"](layer["norm"](x))))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_layers_that_are_stacked(axis):
+    """Each is compared with the layer of PyTorch's that it is, gradients too."""
+    report = compare(Scanned(axis), Listed(), {"x": X})
+    report.check()
+    said = {note.partition(",")[0] for note in report.notes}
+    for i in range(3):
+        assert f"weight layers/{i}/up/kernel is layers.{i}.up.weight" in said
+        assert f"d_layers.{i}.up.weight float64" in {row.name for row in report.rows}
+
+
+def test_stacked_layers_by_a_map():
+    """One says which is which; this one has two layers in each other's place."""
+    names = {
+        f"layers/{i}/{a}": (f"layers.{(1, 0, 2)[i]}.{b}", how)
+        for i in range(3)
+        for a, b, how in (
+            ("norm/scale", "norm.weight", "same"),
+            ("norm/bias", "norm.bias", "same"),
+            ("up/kernel", "up.weight", "transpose"),
+            ("up/bias", "up.bias", "same"),
+            ("down/kernel", "down.weight", "transpose"),
+        )
+    } | {
+        f"{n}/{a}": (f"{n}.{b}", how)
+        for n in ("first", "last")
+        for a, b, how in (("kernel", "weight", "transpose"), ("bias", "bias", "same"))
+    }
+    causes = compare(Scanned(1), Listed(), {"x": X}, weights=names).causes
+    assert "weights layers.0 and layers.1 are exchanged" in causes[0]

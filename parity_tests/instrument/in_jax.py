@@ -6,6 +6,8 @@ input x under "d_x".
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +29,7 @@ __all__ = [
     "jax_side",
     "record_jax",
     "run_jax",
+    "unstacked",
 ]
 
 # Of a loop that is recorded step by step: layers, not tokens.
@@ -196,6 +199,48 @@ def _linen_side(
         return outputs, {name: _last_sown(leaf) for name, leaf in leaves.items()}
 
     return _side(weights, call, source_of(type(module)), taps)
+
+
+def unstacked(side: Side, number: int) -> Iterator[Side]:
+    """With the layers of a module that is scanned over as weights of their own, "layers/0/kernel", so many in all.
+
+    They are stacked along the first axis, as Flax does it, or along the second, as MaxText does. Which module
+    it is, only the other side tells.
+    """
+    prefixes = {
+        name[: slash.start() + 1]
+        for name in side.weights
+        for slash in re.finditer("/", name)
+    }
+    for prefix, axis in itertools.product(sorted(prefixes, key=len), (0, 1)):
+        inside = [name for name in side.weights if name.startswith(prefix)]
+        sizes = {side.weights[name].shape[axis : axis + 1] for name in inside}
+        layers = max(sizes)[0] if len(sizes) == 1 and max(sizes) else 0
+        if layers > 1 and len(side.weights) + len(inside) * (layers - 1) == number:
+            yield _unstacked(side, prefix, inside, axis, layers)
+
+
+def _unstacked(
+    side: Side, prefix: str, inside: list[str], axis: int, layers: int
+) -> Side:
+    def of_layer(name: str, layer: int) -> str:
+        return f"{prefix}{layer}/{name.removeprefix(prefix)}"
+
+    weights: dict[str, np.ndarray] = {}
+    for name, x in side.weights.items():
+        if name in inside:
+            parts = {of_layer(name, i): x.take(i, axis) for i in range(layers)}
+        weights |= parts if name in inside else {name: x}
+
+    def call(given: dict[str, Any], inputs: dict[str, Any], dtype: str) -> Any:
+        stacked = {
+            name: jnp.stack([given[of_layer(name, i)] for i in range(layers)], axis)
+            for name in inside
+        }
+        rest = {name: given[name] for name in side.weights if name not in inside}
+        return side.call(rest | stacked, inputs, dtype)
+
+    return replace(side, weights=weights, call=call)
 
 
 def _last_sown(sown: Any) -> Any:

@@ -24,7 +24,7 @@ from .answers import Answer, Answers, asked, finite, kinds, least_of_slices
 from .bounded import Bounded
 from .dtypes import DTYPES, unit_roundoff
 from .environment import environment
-from .in_jax import anew, jax_side
+from .in_jax import anew, jax_side, unstacked
 from .programs import loaded
 from .session import SESSION
 from .sides import INPUT, NO_TAPS, WEIGHT, Side, cast
@@ -239,14 +239,10 @@ class _Port:
         learning = {
             n: w for n, w in theirs.items() if n in used or n not in answers.frozen
         }
-        if names or len(side.weights) == len(learning):
+        if names or len(side.weights) <= len(learning):
             theirs = learning
-        if names is None:
-            self.names = guessed(side.weights, theirs)
-            unsure = doubts(self.names, side.weights, theirs)
-        else:
-            self.names, unsure = checked(names, side.weights, theirs), {}
-        self.side, self.answers = side, answers
+        self.side, self.names, unsure = _mapped(side, names, theirs)
+        self.answers = answers
         self.constants = {
             f"d_{WEIGHT}{n}" for n in answers.weights.keys() - theirs.keys()
         }
@@ -254,7 +250,7 @@ class _Port:
             f"weight {a} is {b}, {how}{unsure.get(a, '')}"
             for a, (b, how) in self.names.items()
         )
-        self.numbers = answers.of_port(self.names, side.weights)
+        self.numbers = answers.of_port(self.names, self.side.weights)
 
     def contract(self) -> list[Row]:
         """Outputs that are not there on both sides, or not of one shape."""
@@ -338,6 +334,23 @@ class _Port:
             for a, (b, how) in self.names.items()
         }
         return found | gradients
+
+
+def _mapped(
+    side: Side, names: WeightMap | None, theirs: Arrays
+) -> tuple[Side, WeightMap, dict[str, str]]:
+    """The side, its layers apart if that is what fits, its map of weights, and what is in doubt of that."""
+    first: ValueError | None = None
+    for apart in (side, *unstacked(side, len(theirs))):
+        try:
+            if names:
+                return apart, checked(names, apart.weights, theirs), {}
+            found = guessed(apart.weights, theirs)
+            return apart, found, doubts(found, apart.weights, theirs)
+        except ValueError as error:
+            first = first or error
+    assert first
+    raise first
 
 
 def _same(
