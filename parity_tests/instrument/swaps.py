@@ -58,80 +58,94 @@ def swapped(parted: Parted, outputs: Iterable[str], error: Error) -> Swap | None
         outputs: Those that differ.
         error: Of changes in some stages of the original.
     """
-    before, start = error({}), time.process_time()
-    halfway, until = start + MOST_SECONDS / 2, start + MOST_SECONDS
+    before = error({})
     if not 0 < before < np.inf:
         return None
-    # Of a small difference, stages that differ do so by less.
-    share = min(STAGE_SHARE, EXPLAINS * before)
-    last = _last(parted.original, outputs)
-    theirs = [
-        places
-        for places in _of_lines(parted.original, parted.region)
-        if not any(
-            _is(parted.original.stages[i], x, share) for i in places for x in last
-        )
-    ]
+    test = _Test(parted, error, before, [*outputs])
+    return test.forwards() or test.backwards()
 
-    def passing(places: list[int], ours: list[int]) -> dict[int, Change]:
-        for changes in _changes(parted, places, ours, share):
-            if time.process_time() > until:
+
+class _Test:
+    """Of pairs of places, half of the time from the first ones on, half from the last ones back."""
+
+    def __init__(
+        self, parted: Parted, error: Error, before: float, outputs: list[str]
+    ) -> None:
+        self.parted, self.error, self.before = parted, error, before
+        # Of a small difference, stages that differ do so by less.
+        self.share = min(STAGE_SHARE, EXPLAINS * before)
+        stages, last = parted.original.stages, _last(parted.original, outputs)
+        self.theirs = [
+            places
+            for places in _of_lines(parted.original, parted.region)
+            if not any(_is(stages[i], end, self.share) for i in places for end in last)
+        ]
+        self.ours = _of_lines(parted.port, parted.parting)
+        self.start = time.process_time()
+
+    def late(self, part: float = 1.0) -> bool:
+        return time.process_time() > self.start + part * MOST_SECONDS
+
+    def forwards(self) -> Swap | None:
+        for n, m in _first_first(len(self.theirs), len(self.ours)):
+            if self.late(0.5):
                 break
-            after = error(changes)
-            if after < NOTHING and explains(before, after):
+            if found := self.swap(self.theirs[n], self.ours[m]):
+                return found
+        return None
+
+    def backwards(self) -> Swap | None:
+        """Always to earlier places, as far as the time goes."""
+        theirs, ours = self.theirs[::-1], self.ours[::-1]
+        best, least = None, (0, 0)
+        for n, m in _first_first(len(theirs), len(ours)):
+            if self.late():
+                break
+            if (
+                n >= least[0]
+                and m >= least[1]
+                and (found := self.swap(theirs[n], ours[m]))
+            ):
+                best, least = found, (n, m)
+        return best
+
+    def swap(self, at: list[int], ours: list[int]) -> Swap | None:
+        changes = self.passing(at, ours)
+        # A step that leaves A's numbers as they are, as relu those of abs, may be what A has another in place of.
+        later = self.taken_on(at) if changes else []
+        while later and (found := self.passing(later, ours)):
+            changes, later = found, self.taken_on(later)
+        if not changes:
+            return None
+        after = self.error(changes)
+        needed = _needed(changes, self.error, self.share)
+        pairs = [pair for pair in zip(changes, ours, strict=True) if pair[0] in needed]
+        their_places, our_places = zip(*pairs, strict=True)
+        cause = _more_or_less(self.parted, *pairs[0], self.share)
+        words = _words(self.parted, their_places, our_places, self.before, after)
+        return Swap(their_places, our_places, words, cause)
+
+    def passing(self, at: list[int], ours: list[int]) -> dict[int, Change]:
+        """The changes that pass, if these places are as many and have as many numbers; nothing otherwise."""
+        for changes in _changes(self.parted, at, ours, self.share):
+            if self.late():
+                break
+            after = self.error(changes)
+            if after < NOTHING and explains(self.before, after):
                 return changes
         return {}
 
-    def swap(places: list[int], ours: list[int]) -> Swap | None:
-        changes = passing(places, ours)
-        # A step that leaves A's numbers as they are, as relu those of abs, may be what A has another in place of.
-        later = changes and _taken_on(parted.original, places, theirs, share)
-        while later and (found := passing(later, ours)):
-            places, changes = later, found
-            later = _taken_on(parted.original, places, theirs, share)
-        if not changes:
-            return None
-        after = error(changes)
-        at, ours_at = _needed(changes, ours, error, share)
-        cause = _more_or_less(parted, at[0], ours_at[0], share)
-        return Swap(at, ours_at, _words(parted, at, ours_at, before, after), cause)
-
-    ours = _of_lines(parted.port, parted.parting)
-    for n, m in _first_first(len(theirs), len(ours)):
-        if time.process_time() > halfway:
-            break
-        if len(theirs[n]) == len(ours[m]) and (found := swap(theirs[n], ours[m])):
-            return found
-    # From the outputs back, always to earlier ones, as far as the time goes.
-    best, theirs, ours = None, theirs[::-1], ours[::-1]
-    least = 0, 0
-    for n, m in _first_first(len(theirs), len(ours)):
-        if time.process_time() > until:
-            break
-        later = n < least[0] or m < least[1]
-        if not later and len(theirs[n]) == len(ours[m]):
-            found = swap(theirs[n], ours[m])
-            best, least = (found, (n, m)) if found else (best, least)
-    return best
-
-
-def _taken_on(
-    recording: Recording, places: list[int], among: list[list[int]], share: float
-) -> list[int]:
-    """The places of the next step, if it is another number than what it is made of."""
-    for later in among:
-        pairs = [*zip(places, later, strict=False)]
-        stages = [(recording.stages[i], recording.stages[j]) for i, j in pairs]
-        if (
-            len(later) == len(places)
-            and all(
-                i in after.parents
-                for (i, _), (_, after) in zip(pairs, stages, strict=True)
-            )
-            and not any(_is(one, after, share) for one, after in stages)
-        ):
-            return later
-    return []
+    def taken_on(self, at: list[int]) -> list[int]:
+        """The places of a next step that has other numbers than what it is made of."""
+        stages = self.parted.original.stages
+        for later in self.theirs:
+            pairs = [*zip(at, later, strict=False)]
+            if len(at) == len(later) and all(
+                i in stages[j].parents and not _is(stages[i], stages[j], self.share)
+                for i, j in pairs
+            ):
+                return later
+        return []
 
 
 def _last(recording: Recording, outputs: Iterable[str]) -> list[Stage]:
@@ -167,9 +181,7 @@ def _which_run(recording: Recording, at: int) -> str:
     return said(recording.stages[at]) + (f" (run {n})" if n > 1 else "")
 
 
-def _needed(
-    changes: dict[int, Change], ours: Sequence[int], error: Error, share: float
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _needed(changes: dict[int, Change], error: Error, share: float) -> list[int]:
     """Without those that are right once those before them are: in a second layer queries follow the first."""
     found: list[int] = []
 
@@ -183,9 +195,7 @@ def _needed(
         return Change((at,), apply)
 
     error({at: seen(at, change) for at, change in changes.items()})
-    pairs = zip(changes, ours, strict=True)
-    needed = [(i, j) for i, j in pairs if i in found or not found]
-    return tuple(i for i, _ in needed), tuple(j for _, j in needed)
+    return found or [*changes]
 
 
 def _of_lines(recording: Recording, region: Region) -> list[list[int]]:
@@ -207,29 +217,29 @@ def _first_first(n: int, m: int) -> Iterator[tuple[int, int]]:
 
 
 def _changes(
-    parted: Parted, stages: Sequence[int], ours: Sequence[int], share: float
+    parted: Parted, at: Sequence[int], ours: Sequence[int], share: float
 ) -> Iterator[dict[int, Change]]:
     """The port's numbers, in every order of axes that fits."""
-    pairs = [
-        (parted.original.stages[i], parted.port.stages[j])
-        for i, j in zip(stages, ours, strict=True)
-    ]
-    if any(
-        a.value.size != b.value.size or a.value.dtype != b.value.dtype for a, b in pairs
-    ):
+    if len(at) != len(ours):
         return
-    if all(_is(a, b, share) for a, b in pairs):
+    pairs = [
+        (parted.original.stages[i].value, parted.port.stages[j].value)
+        for i, j in zip(at, ours, strict=True)
+    ]
+    if any(a.size != b.size or a.dtype != b.dtype for a, b in pairs):
+        return
+    if all(same_numbers(a, b, share) for a, b in pairs):
         return  # Which changes nothing.
-    a, b = (stage.value.squeeze() for stage in pairs[0])
+    a, b = (x.squeeze() for x in pairs[0])
     # The port's own order, also where axes are joined, and those that give the original's shape.
-    turned = (order for order in orders(b.ndim) if b.transpose(order).shape == a.shape)
-    for order in (tuple(range(b.ndim)), *turned):
-        values = [(x.value.shape, y.value.squeeze()) for x, y in pairs]
-        if all(y.ndim == len(order) for _, y in values):
-            turned = (y.transpose(order).reshape(shape) for shape, y in values)
+    fitting = (order for order in orders(b.ndim) if b.transpose(order).shape == a.shape)
+    for order in (tuple(range(b.ndim)), *fitting):
+        values = [(a.shape, b.squeeze()) for a, b in pairs]
+        if all(b.ndim == len(order) for _, b in values):
+            turned = (b.transpose(order).reshape(shape) for shape, b in values)
             yield {
-                at: Change((), partial(np.array, y))
-                for at, y in zip(stages, turned, strict=True)
+                i: Change((), partial(np.array, b))
+                for i, b in zip(at, turned, strict=True)
             }
 
 
