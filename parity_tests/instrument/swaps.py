@@ -226,7 +226,7 @@ def _changes(
         (parted.original.stages[i].value, parted.port.stages[j].value)
         for i, j in zip(at, ours, strict=True)
     ]
-    if any(a.size != b.size or a.dtype != b.dtype for a, b in pairs):
+    if any(a.size != b.size for a, b in pairs):
         return
     if all(same_numbers(a, b, share) for a, b in pairs):
         return  # Which changes nothing.
@@ -250,10 +250,8 @@ def _is(a: Stage, b: Stage, share: float) -> bool:
 def _more_or_less(parted: Parted, at: int, ours: int, share: float) -> str:
     """If one side passes on what the other takes further steps with."""
     original, port = parted.original, parted.port
-    # One step that is left out is said by `faults`, and in what way.
-    near_by = {at, *original.stages[at].parents}
     first = _holding(
-        original, leading_to(original, [at]) - near_by, port.stages[ours], share
+        original, leading_to(original, [at]) - {at}, port.stages[ours], share
     )
     if first:
         return f"the steps after {said(first)} up to {said(original.stages[at])} are left out"
