@@ -135,6 +135,31 @@ def test_late_places_are_found_when_time_is_short(monkeypatch):
     assert line(original, "prod") in found
 
 
+def test_what_follows_is_no_place():
+    """One line makes queries and keys; keys are wrong, and queries of the second layer only follow."""
+
+    def scaled(x, table):
+        return x * table
+
+    def layers(np_, q, table, other):
+        for _ in range(2):
+            a, b = scaled(np_.tanh(q), table), scaled(np_.tanh(q), other)
+            q = np_.sin(a @ b.swapaxes(-1, -2)) @ q
+        return q
+
+    def port(q):
+        table = jnp.linspace(1.0, 2.0, 8)
+        return layers(jnp, q, table, table**3)
+
+    def original(q):
+        table = torch.linspace(1.0, 2.0, 8).to(q)
+        return layers(torch, q, table, table.sin())
+
+    found = swap(port, original, q=Q)
+    assert "own of mul at " + line(scaled, "return") in found
+    assert "at each of 2 places" in found
+
+
 def test_two_faults():
     """Nothing after the place that is said: it is after both."""
 
