@@ -145,6 +145,8 @@ def test_command_taps(tmp_path, capsys):
     assert first in capsys.readouterr().out
     assert main(["compare", port, original, *inputs, "--tap", "hidden"]) == 2
     assert "`--tap` must be NAME=MODULE" in capsys.readouterr().err
+    assert main(["compare", port, original, *inputs, "--tap", "hidden=first"]) == 2
+    assert "`--tap` must name hidden once, got it twice" in capsys.readouterr().err
 
 
 def rope_jax(x, positions, base=10_000.0):
