@@ -199,14 +199,20 @@ def _needed(changes: dict[int, Change], error: Error, share: float) -> list[int]
 
 
 def _of_lines(recording: Recording, region: Region) -> list[list[int]]:
-    """The stages of a region, those of one place together: it is run for queries and for keys, or in every layer."""
+    """The stages of a region, those of one place together: it is run for queries and for keys, or in every layer.
+
+    Once with those that the other side has, and once without.
+    """
     places, stages = places_of(recording), recording.stages
     found: dict[object, list[int]] = {}
     for at in sorted({*region.known, *region.parting}):
         # What is given is not made: `exchanges` of weights are for that.
         if stages[at].tells and stages[at].parents:
             found.setdefault(places[at], []).append(at)
-    return [*found.values()]
+    parting = {*region.parting}
+    alone = [[at for at in together if at in parting] for together in found.values()]
+    both = {tuple(group) for group in (*found.values(), *alone) if group}
+    return [[*group] for group in sorted(both)]
 
 
 def _first_first(n: int, m: int) -> Iterator[tuple[int, int]]:
