@@ -69,6 +69,19 @@ def test_eps_outside_of_the_root():
     named(words, port, lambda x: rms_torch(x, 1e-5), x=X)
 
 
+def test_eps_that_gradients_alone_tell():
+    """Outputs are a thousand and a little, and float32 may cost more of that than the fault."""
+
+    def port(x):
+        return 1000 + x / (jnp.sqrt((x**2).mean(-1, keepdims=True)) + 1e-5)
+
+    report = compare(port, lambda x: 1000 + rms_torch(x, 1e-5), {"x": X})
+    outputs = [row for row in report.rows if not row.name.startswith("d_")]
+    assert all(row.verdict == "AGREE" for row in outputs), str(report)
+    assert report.verdict == "DIVERGE"
+    assert "eps 1e-05 added to the root" in report.causes[0]
+
+
 # --------------------------------------------------------------------------- rotations
 
 
