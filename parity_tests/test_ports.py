@@ -984,6 +984,17 @@ def test_map_is_checked(names, fault):
         checked(names, ours, theirs)
 
 
+class Single(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(4)(x)
+
+
+def test_map_of_nothing_is_no_guess():
+    with pytest.raises(ValueError, match="Dense_0/kernel of JAX's is not mapped"):
+        compare(Single(), torch.nn.Linear(6, 4), {"x": X}, weights={})
+
+
 def test_map_that_cannot_be_guessed():
     with pytest.raises(ValueError, match=r"JAX's side has 1 .*PyTorch's 2"):
         guessed(zeros(a=(2, 3)), zeros(x=(2, 3), y=(4,)))

@@ -353,7 +353,7 @@ def _mapped(
     first: ValueError | None = None
     for apart in (side, *unstacked(side, len(theirs))):
         try:
-            if names:
+            if names is not None:
                 return apart, checked(names, apart.weights, theirs), {}
             found = guessed(apart.weights, theirs)
             return apart, found, doubts(found, apart.weights, theirs)
