@@ -87,31 +87,31 @@ def _attend_torch(causal: bool, q: Any, k: Any, v: Any) -> Any:
 
 
 def _modules() -> dict[str, LibraryPair]:
-    rngs, torch_nn = nnx.Rngs(0), torch.nn
+    rngs = nnx.Rngs(0)
     layers = (
         nnx.Sequential(
             nnx.Linear(24, 32, rngs=rngs), nnx.silu, nnx.Linear(32, 24, rngs=rngs)
         ),
-        torch_nn.Sequential(
-            torch_nn.Linear(24, 32), torch_nn.SiLU(), torch_nn.Linear(32, 24)
+        torch.nn.Sequential(
+            torch.nn.Linear(24, 32), torch.nn.SiLU(), torch.nn.Linear(32, 24)
         ),
     )
     both = {
-        "Linear": (nnx.Linear(24, 7, rngs=rngs), torch_nn.Linear(24, 7)),
-        "Dense": (linen.Dense(7), torch_nn.Linear(24, 7)),
+        "Linear": (nnx.Linear(24, 7, rngs=rngs), torch.nn.Linear(24, 7)),
+        "Dense": (linen.Dense(7), torch.nn.Linear(24, 7)),
         "LayerNorm": (
             nnx.LayerNorm(24, epsilon=1e-5, rngs=rngs),
-            torch_nn.LayerNorm(24),
+            torch.nn.LayerNorm(24),
         ),
-        "linen.LayerNorm": (linen.LayerNorm(epsilon=1e-5), torch_nn.LayerNorm(24)),
+        "linen.LayerNorm": (linen.LayerNorm(epsilon=1e-5), torch.nn.LayerNorm(24)),
         "RMSNorm": (
             nnx.RMSNorm(24, epsilon=1e-6, rngs=rngs),
-            torch_nn.RMSNorm(24, eps=1e-6),
+            torch.nn.RMSNorm(24, eps=1e-6),
         ),
         "layers": layers,
         "Conv": (nnx.Conv(24, 5, (3,), rngs=rngs), _Convolution()),
     }
-    embed = nnx.Embed(11, 24, rngs=rngs), torch_nn.Embedding(11, 24)
+    embed = nnx.Embed(11, 24, rngs=rngs), torch.nn.Embedding(11, 24)
     found: dict[str, LibraryPair] = {name: (sides, X) for name, sides in both.items()}
     return found | {"Embed": (embed, {"x": tokens("B S", 11)})}
 

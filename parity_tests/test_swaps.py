@@ -11,19 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from .instrument import compare, swaps
+from .instrument import swaps
+from .test_causes import Q, X, causes
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(2, 5, 6))
-# Queries of 2 sequences, 3 heads, 5 tokens, 8 channels.
-Q = RNG.normal(size=(2, 3, 5, 8))
 pytestmark = pytest.mark.usefixtures("first_cause_suffices")
-
-
-def causes(port, original, **inputs):
-    report = compare(port, original, inputs)
-    assert report.verdict == "DIVERGE", str(report)
-    return report.causes
 
 
 def swap(port, original, **inputs):

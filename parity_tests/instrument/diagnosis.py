@@ -69,13 +69,14 @@ def diagnosed(
     original_did = record_torch(_flat(original), given())
     ours, theirs = diverging(port_did, original_did, outputs)
     found = {name: port_did.stages[at].value for name, at in port_did.outputs.items()}
+    sizes = {name: answers.sizes(name) for name in found}
 
     def error(instead: dict[int, Change], among: Iterable[str] = outputs) -> float:
         try:
             again = replayed_torch(_flat(original), given(), instead)
         except Exception:  # Anybody's code follows, and may not take such numbers.
             return np.inf
-        return max(apart(found[n], again[n], answers.sizes(n)) for n in among)
+        return max(apart(found[n], again[n], sizes[n]) for n in among)
 
     parted = Parted(original_did, theirs, port_did, ours)
     # What is right must stay so; what is tapped may be before the place that is looked for.

@@ -32,6 +32,6 @@ def infinite(x: np.ndarray) -> np.ndarray:
     """Where float64 numbers are infinite or stand for it, as masks are written: below -HUGE, or one number above it."""
     large = np.abs(x) >= HUGE
     above = x[large & (x > 0) & np.isfinite(x)]
-    if np.ptp(above) > STAGE_SHARE * above.max() if above.size else False:
+    if above.size and np.ptp(above) > STAGE_SHARE * above.max():
         large &= (x < 0) | np.isinf(x)  # Numbers of their own.
     return large

@@ -135,11 +135,12 @@ def _multiplied(stage: Stage, parents: Parents, added: set[float]) -> Found:
     (i, a), (j, b) = parents
     if {a.value.dtype.kind, b.value.dtype.kind} != {"f"}:
         return
-    with np.errstate(invalid="ignore"):
-        product = a.value * b.value if _fit(a.value, b.value) else None
-    if product is None or product.shape != stage.value.shape:
+    try:
+        with np.errstate(invalid="ignore"):
+            product = a.value * b.value
+    except ValueError:  # Of shapes that are not broadcast to each other.
         return
-    if not near(product, stage.value):
+    if product.shape != stage.value.shape or not near(product, stage.value):
         return
     for dtype in NARROW:
         words = f"the step {stage.operation!r} computed in {np.dtype(dtype).name}"
@@ -148,11 +149,6 @@ def _multiplied(stage: Stage, parents: Parents, added: set[float]) -> Found:
         words = f"{number:.6g} added to input {n} of the step {stage.operation!r}"
         x, y = (number, 0.0) if n == 1 else (0.0, number)
         yield words, Change((i, j), partial(_product, x, y))
-
-
-def _fit(a: np.ndarray, b: np.ndarray) -> bool:
-    pairs = zip(a.shape[::-1], b.shape[::-1], strict=False)
-    return all(n == m or 1 in (n, m) for n, m in pairs)
 
 
 def _product_in(dtype: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -228,9 +228,11 @@ def _unstacked(
 
     weights: dict[str, np.ndarray] = {}
     for name, x in side.weights.items():
-        if name in inside:
-            parts = {of_layer(name, i): x.take(i, axis) for i in range(layers)}
-        weights |= parts if name in inside else {name: x}
+        if name == inside[0]:  # Layer by layer, as in a list.
+            for i, other in itertools.product(range(layers), inside):
+                weights[of_layer(other, i)] = side.weights[other].take(i, axis)
+        elif name not in inside:
+            weights[name] = x
 
     def call(given: dict[str, Any], inputs: dict[str, Any], dtype: str) -> Any:
         stacked = {

@@ -141,21 +141,13 @@ class Parted:
     def pieces(self) -> dict[int, list[int]]:
         """All that one step of the original gives, if it gives a few of one shape."""
         stages = self.original.stages
-        found: dict[int, list[int]] = {}
-        for at, stage in enumerate(stages):
-            before = found.get(at - 1, [at - 1]) if at else []
-            one = stages[before[0]] if before else stage
-            made_by = (stage.operation, stage.where, stage.parents, stage.value.shape)
-            if (
-                before
-                and stage.parents
-                and made_by == (one.operation, one.where, one.parents, one.value.shape)
-            ):
-                before.append(at)
-                found.update(dict.fromkeys(before, before))
-        return {
-            at: pieces for at, pieces in found.items() if len(pieces) <= MOST_PIECES
-        }
+
+        def made_by(at: int) -> tuple[Any, ...]:
+            stage = stages[at]
+            return stage.operation, stage.where, stage.parents, stage.value.shape
+
+        rows = ([*row] for _, row in itertools.groupby(range(len(stages)), made_by))
+        return {at: row for row in rows if 1 < len(row) <= MOST_PIECES for at in row}
 
     @cached_property
     def lines(self) -> list[tuple[Any, ...]]:

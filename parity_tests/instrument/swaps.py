@@ -110,14 +110,14 @@ class _Test:
         return best
 
     def swap(self, at: list[int], ours: list[int]) -> Swap | None:
-        changes = self.passing(at, ours)
-        # A step that leaves A's numbers as they are, as relu those of abs, may be what A has another in place of.
-        later = self.taken_on(at) if changes else []
-        while later and (found := self.passing(later, ours)):
-            changes, later = found, self.taken_on(later)
-        if not changes:
+        passed = self.passing(at, ours)
+        if passed is None:
             return None
-        after = self.error(changes)
+        # A step that leaves A's numbers as they are, as relu those of abs, may be what A has another in place of.
+        later = self.taken_on(at)
+        while later and (found := self.passing(later, ours)):
+            passed, later = found, self.taken_on(later)
+        changes, after = passed
         needed = _needed(changes, self.error, self.share)
         pairs = [pair for pair in zip(changes, ours, strict=True) if pair[0] in needed]
         their_places, our_places = zip(*pairs, strict=True)
@@ -125,15 +125,17 @@ class _Test:
         words = _words(self.parted, their_places, our_places, self.before, after)
         return Swap(their_places, our_places, words, cause)
 
-    def passing(self, at: list[int], ours: list[int]) -> dict[int, Change]:
-        """The changes that pass, if these places are as many and have as many numbers; nothing otherwise."""
+    def passing(
+        self, at: list[int], ours: list[int]
+    ) -> tuple[dict[int, Change], float] | None:
+        """The changes that pass, and what they leave; places that are not as many, or of other sizes, do not."""
         for changes in _changes(self.parted, at, ours, self.share):
             if self.late():
                 break
             after = self.error(changes)
             if after < NOTHING and explains(self.before, after):
-                return changes
-        return {}
+                return changes, after
+        return None
 
     def taken_on(self, at: list[int]) -> list[int]:
         """The places of a next step that has other numbers than what it is made of."""

@@ -112,7 +112,7 @@ class Report:
         shown = self.rows
         if len(shown) > MOST_ROWS:
             shown = sorted(shown, key=lambda row: -VERDICTS.index(row.verdict))
-        shown, left = shown[:MOST_ROWS], len(shown[MOST_ROWS:])
+        shown, left = shown[:MOST_ROWS], shown[MOST_ROWS:]
         width = max([10, *(len(row.name) for row in shown)])
         head = f"{'tensor':<{width}} {'|A-true|':>9} {'|B-true|':>9} {'bound':>9}"
         head += f" {'A/bound':>8} {'B/bound':>8} {'A:B':>7}  verdict"
@@ -123,11 +123,9 @@ class Report:
             f" {r.ratio_a:8.2g} {r.ratio_b:8.2g} {r.peer:7.2g}  {r.verdict} {r.reason}"
             for r in shown
         ]
-        fail = sum(row.verdict not in PASSING for row in self.rows) - sum(
-            row.verdict not in PASSING for row in shown
-        )
+        fail = sum(row.verdict not in PASSING for row in left)
         too = f", of which {fail} fail" if fail else ""
-        lines += [f"and {left} tensors no worse{too}"] if left else []
+        lines += [f"and {len(left)} tensors no worse{too}"] if left else []
         lines += [*self.notes, *self._made()]
         return "\n".join(line.rstrip() for line in lines)
 

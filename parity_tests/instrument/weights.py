@@ -33,21 +33,13 @@ HOW = ("same", "transpose")
 UNFIT, ORDER = 1e6, 1e-3
 # How many other weights are said.
 SAID = 3
-# The weights of a module by their names in it; of a unit of more than one.
-PARTS = {
-    "weight": "weight",
-    "kernel": "weight",
-    "embedding": "weight",
-    "scale": "weight",
-    "gamma": "weight",
-    "bias": "bias",
-    "beta": "bias",
-}
 # Words that say the same; what is left out says nothing.
 SYNONYMS = {
     "kernel": "weight",
     "embedding": "weight",
     "scale": "weight",
+    "gamma": "weight",
+    "beta": "bias",
     "query": "q",
     "key": "k",
     "value": "v",
@@ -259,8 +251,8 @@ def _units(weights: Arrays, *, by_module: bool) -> list[_Unit]:
     found: dict[str, _Unit] = {}
     for name in weights:
         module, separator, part = re.match(r"(.*?)([./]?)([^./]*)$", name).groups()
-        part = PARTS.get(part, "")
-        if by_module and separator and part:
+        part = SYNONYMS.get(part, part)
+        if by_module and separator and part in ("weight", "bias"):
             found.setdefault(module, _Unit(module, {})).members[part] = name
         else:
             found[name] = _Unit(name, {"": name})
